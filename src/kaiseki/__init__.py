@@ -1,0 +1,3 @@
+"""Kaiseki: a token-level scheduler for LLM inference that can explain every decision."""
+
+__version__ = "0.1.0"

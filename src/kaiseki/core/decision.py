@@ -1,0 +1,122 @@
+"""What one slot decides (B, P, Pi, V, T) and what an engine answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kaiseki.core.reasons import Reason
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+Bool = npt.NDArray[np.bool_]
+
+
+def empty_i32() -> I32:
+    """An empty int32 array."""
+    return np.empty(0, np.int32)
+
+
+class How(IntEnum):
+    """How a preempted request's KV is dealt with."""
+
+    RECOMPUTE = 0
+    SWAP = 1
+    MIGRATE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Cutoff:
+    """Where selection stopped in a slot: enough to tell any waiting request why it waited.
+
+    Attributes:
+        slot: the slot in which this cutoff came into force.
+        tenant: tenant index the cutoff is for, -1 for all.
+        key: policy key of the last admitted request (smaller keys are sooner); -inf if none was.
+        seq: arrival sequence of that request, for ties.
+        reason: the constraint that bound.
+        short_by: by how much, in the constraint's own unit (blocks, rows, tokens, ns, seconds of service).
+    """
+
+    slot: int
+    tenant: int
+    key: float
+    seq: int
+    reason: Reason
+    short_by: float
+
+
+@dataclass(slots=True)
+class Decision:
+    """One slot on one replica. Arrays are parallel; their order is the order of execution (Pi).
+
+    Attributes:
+        slot: increasing by one per decision.
+        rows: int32[n], which requests run (B).
+        tokens: int32[n], chunk sizes (P), >= 1.
+        starts: int32[n], position of each chunk's first token.
+        samples: bool[n], whether the chunk ends in sampling one new token.
+        epochs: int32[n], the row's epoch; a result with an older epoch is stale.
+        preempted: int32[m], rows stopped by this decision (V), how in `how`.
+        how: int8[m], values of `How`.
+        copies: int32[k, 2], KV block copies (source, destination) to do before the step (copy-on-write).
+        moves: int32[k, 3], KV blocks to move over a link (block, from, to) (T).
+        predicted_ns: cost model's estimate of the step.
+        bound_ns: how long the tightest TBT lets this slot last; NEVER_NS when nothing binds.
+    """
+
+    slot: int
+    rows: I32
+    tokens: I32
+    starts: I32
+    samples: Bool
+    epochs: I32
+    preempted: I32 = field(default_factory=empty_i32)
+    how: npt.NDArray[np.int8] = field(default_factory=lambda: np.empty(0, np.int8))
+    copies: I32 = field(default_factory=lambda: np.empty((0, 2), np.int32))
+    moves: I32 = field(default_factory=lambda: np.empty((0, 3), np.int32))
+    predicted_ns: int = 0
+    bound_ns: int = 0
+
+    @property
+    def empty(self) -> bool:
+        """True when the slot runs nothing."""
+        return self.rows.size == 0
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a step did. Rows are those of the decision, in its order.
+
+    Attributes:
+        slot: the decision's slot.
+        rows: int32[n].
+        epochs: int32[n], copied from the decision.
+        new_tokens: int32[n], how many output tokens each row produced (0 for an unfinished prefill).
+        token_ids: int32[sum(new_tokens)], in row order.
+        finish: int8[n], values of `Finish`.
+        failed: bool[n], rows whose chunk failed; their KV of this step is invalid.
+        retryable: bool[n], failed rows that may be tried again.
+        started_ns, ended_ns: engine clock around the step; `ended_ns` is the emission time.
+        message: error text when any row failed.
+        payloads: per row, what the engine wants its client to get beside the token ids (text,
+            logprobs); None for rows without, or when the engine has none at all.
+    """
+
+    slot: int
+    rows: I32
+    epochs: I32
+    new_tokens: I32
+    token_ids: I32
+    finish: npt.NDArray[np.int8]
+    failed: Bool
+    retryable: Bool
+    started_ns: int
+    ended_ns: int
+    message: str = ""
+    payloads: list[Any] | None = None

@@ -1,0 +1,69 @@
+"""What a caller submits: a request, its service class and its targets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+NEVER_NS = 2**62
+"""A time that never comes; used where an SLO has no such target."""
+
+
+class OnLate(IntEnum):
+    """What becomes of a request that can no longer meet its SLO."""
+
+    KEEP = 0
+    DEMOTE = 1
+    EXPIRE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceClass:
+    """Targets shared by the requests of a class; a target that is None does not apply.
+
+    Attributes:
+        name: label for metrics and explanations.
+        ttft_ns: arrival to first token, nanoseconds.
+        tbt_ns: between two consecutive tokens, nanoseconds.
+        deadline_ns: arrival to last token, nanoseconds.
+        weight: worth of one attained request relative to others; > 0.
+        on_late: what happens to a request whose targets can no longer be met.
+        tier: vLLM-style priority, lower is sooner; only policies that order by it look at it.
+    """
+
+    name: str = "default"
+    ttft_ns: int | None = None
+    tbt_ns: int | None = None
+    deadline_ns: int | None = None
+    weight: float = 1.0
+    on_late: OnLate = OnLate.DEMOTE
+    tier: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One generation to schedule. Only lengths and hashes: the core never sees text or token ids.
+
+    Attributes:
+        id: unique while the request is open.
+        prompt_tokens: prompt length, tokens, >= 1.
+        max_tokens: most output tokens, >= 1.
+        min_tokens: output tokens that will be produced for certain (`ignore_eos` makes it max_tokens).
+        tenant: who is charged.
+        cls: service class.
+        arrival_ns: when the client's request reached us.
+        priority: vLLM polarity, lower is sooner; added to the class's tier.
+        block_hashes: chained SHA-256 digest of each *full* prompt block, for prefix reuse.
+        fork_of: id of the sibling whose prompt this one shares (n > 1 sampling), or None.
+    """
+
+    id: str
+    prompt_tokens: int
+    max_tokens: int
+    tenant: str = "default"
+    cls: ServiceClass = field(default_factory=ServiceClass)
+    arrival_ns: int = 0
+    min_tokens: int = 1
+    priority: int = 0
+    block_hashes: tuple[bytes, ...] = ()
+    fork_of: str | None = None
