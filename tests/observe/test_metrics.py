@@ -1,0 +1,184 @@
+"""Bins count what they are given, and Prometheus can read the page."""
+
+from __future__ import annotations
+
+import timeit
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kaiseki.core.reasons import Finish, Outcome, Reason
+from kaiseki.observe.exposition import expose
+from kaiseki.observe.metrics import GAP_S, Bins
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def read(bins: Bins) -> Samples:
+    page, content_type = expose(bins)
+    assert content_type.startswith("text/plain")
+    samples: Samples = {}
+    for family in text_string_to_metric_families(page.decode()):
+        for sample in family.samples:
+            key = (sample.name, frozenset(sample.labels.items()))
+            assert key not in samples, f"{key} twice"
+            samples[key] = sample.value
+    return samples
+
+
+def get(samples: Samples, name: str, **labels: str) -> float | None:
+    return samples.get((name, frozenset(labels.items())))
+
+
+def i32(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def apply(bins: Bins, gaps: np.ndarray, tenant: np.ndarray, cls: np.ndarray) -> None:
+    none = i32()
+    bins.on_apply(
+        first_ttft_s=np.empty(0),
+        first_tenant=none,
+        first_class=none,
+        gaps_s=gaps,
+        gap_tenant=tenant,
+        gap_class=cls,
+    )
+
+
+def end(bins: Bins, outcome: Outcome, *, finish: Finish = Finish.NONE, reason: Reason = Reason.NONE) -> None:
+    bins.on_end(
+        tenant=i32(0),
+        cls=i32(0),
+        outcome=i32(outcome),
+        finish=i32(finish),
+        reason=i32(reason),
+        attained=np.array([outcome == Outcome.COMPLETED]),
+        demoted=np.array([False]),
+        e2e_s=np.array([1.2]),
+        queue_s=np.array([-1.0 if outcome == Outcome.REFUSED else 0.4]),
+        prompt_tokens=np.array([100]),
+        cached_tokens=np.array([32]),
+        output_tokens=np.array([7]),
+    )
+
+
+@pytest.fixture
+def bins() -> Bins:
+    bins = Bins("tiny", max_tenants=2)
+    bins.set_names(["acme", "labs"], ["fast", "slow"])
+    return bins
+
+
+def test_histograms_agree_with_the_values(bins: Bins) -> None:
+    rng = np.random.default_rng(1)
+    gaps = np.concatenate([rng.gamma(2.0, 0.1, 500), np.array(GAP_S), [1e6]])
+    tenant = rng.integers(0, 2, gaps.size).astype(np.int32)
+    cls = rng.integers(0, 2, gaps.size).astype(np.int32)
+    apply(bins, gaps, tenant, cls)
+    samples = read(bins)
+    name = "vllm:inter_token_latency_seconds"
+    for bound in GAP_S:
+        got = get(samples, f"{name}_bucket", model_name="tiny", engine="0", le=str(float(bound)))
+        assert got == np.count_nonzero(gaps <= bound)
+    assert get(samples, f"{name}_count", model_name="tiny", engine="0") == gaps.size
+    assert get(samples, f"{name}_sum", model_name="tiny", engine="0") == pytest.approx(gaps.sum())
+    mine = gaps[(tenant == 1) & (cls == 0)]
+    labels = {"tenant": "labs", "class": "fast"}
+    assert get(samples, "kaiseki_tbt_seconds_count", **labels) == mine.size
+    assert get(samples, "kaiseki_tbt_seconds_sum", **labels) == pytest.approx(mine.sum())
+
+
+def test_ended_requests(bins: Bins) -> None:
+    end(bins, Outcome.COMPLETED, finish=Finish.STOP)
+    end(bins, Outcome.COMPLETED, finish=Finish.LENGTH)
+    end(bins, Outcome.CANCELLED, reason=Reason.CLIENT_GONE)
+    end(bins, Outcome.EXPIRED, reason=Reason.HOPELESS)
+    end(bins, Outcome.REFUSED, reason=Reason.NEVER_FITS)
+    bins.count_refusal("labs", "slow", Reason.QUEUE_FULL)
+    samples = read(bins)
+    acme = {"tenant": "acme", "class": "fast"}
+    assert get(samples, "kaiseki_requests_total", **acme, outcome="completed") == 2
+    assert get(samples, "kaiseki_requests_total", **acme, outcome="cancelled") == 1
+    assert get(samples, "kaiseki_slo_total", **acme, result="attained") == 2
+    assert get(samples, "kaiseki_slo_total", **acme, result="missed") == 2  # the cancelled one is not counted
+    assert get(samples, "kaiseki_request_tokens_total", **acme, kind="cached") == 5 * 32
+    assert get(samples, "kaiseki_refusals_total", outcome="refused", reason="never_fits") == 1
+    assert get(samples, "kaiseki_refusals_total", outcome="refused", reason="queue_full") == 1
+    assert get(samples, "kaiseki_refusals_total", outcome="expired", reason="hopeless") == 1
+    vllm = {"model_name": "tiny", "engine": "0"}
+    for reason, count in (("stop", 1), ("length", 1), ("abort", 1), ("error", 0)):
+        assert get(samples, "vllm:request_success_total", **vllm, finished_reason=reason) == count
+    assert get(samples, "vllm:e2e_request_latency_seconds_count", **vllm) == 2
+    assert get(samples, "vllm:request_queue_time_seconds_count", **vllm) == 4
+
+
+def test_many_ends_are_folded_in_without_loss(bins: Bins) -> None:
+    labels = {"tenant": "acme", "class": "fast"}
+    for more, seen in ((130, 130), (70, 200)):
+        for _ in range(more):
+            end(bins, Outcome.COMPLETED, finish=Finish.STOP)
+        assert get(read(bins), "kaiseki_requests_total", **labels, outcome="completed") == seen
+
+
+def test_slots_and_load(bins: Bins) -> None:
+    bins.on_slot(
+        decide_s=1e-4,
+        slot_s=0.05,
+        prompt_tokens=48,
+        output_tokens=3,
+        running=4,
+        waiting=9,
+        kv_free=25,
+        kv_live=70,
+        kv_total=100,
+        prefix_queried=64,
+        prefix_hit=16,
+        cutoffs=[Reason.NO_KV, Reason.NO_KV],
+        preempted=i32(Reason.PURCHASED),
+    )
+    bins.set_fairness(np.array([1.5, 2.5]), gap=1.0, bound=4.0)
+    samples = read(bins)
+    vllm = {"model_name": "tiny", "engine": "0"}
+    expected = {
+        "vllm:num_requests_running": 4,
+        "vllm:num_requests_waiting": 9,
+        "vllm:kv_cache_usage_perc": 0.75,
+        "vllm:prompt_tokens_total": 48,
+        "vllm:generation_tokens_total": 3,
+        "vllm:prefix_cache_queries_total": 64,
+        "vllm:prefix_cache_hits_total": 16,
+        "vllm:num_preemptions_total": 1,
+        "vllm:iteration_tokens_total_sum": 51,
+    }
+    assert {name: get(samples, name, **vllm) for name in expected} == expected
+    assert get(samples, "kaiseki_cutoffs_total", reason="no_kv") == 2
+    assert get(samples, "kaiseki_preemptions_total", reason="purchased") == 1
+    assert get(samples, "kaiseki_decide_seconds_count") == 1
+    assert get(samples, "kaiseki_kv_blocks", state="live") == 70
+    assert get(samples, "kaiseki_tenant_service", tenant="labs") == 2.5
+    assert get(samples, "kaiseki_fairness_bound") == 4.0
+
+
+def test_tenants_beyond_the_cap_and_unnamed_ones_share_a_label(bins: Bins) -> None:
+    bins.set_names(["acme", "labs", "third", "fourth"], ["fast", "slow", "fast"])
+    apply(bins, np.array([0.1, 0.1, 0.1, 0.1, 0.1]), i32(0, 2, 3, 9, 0), i32(0, 0, 2, 0, 2))
+    samples = read(bins)
+    shared = {"tenant": "other", "class": "fast"}
+    assert get(samples, "kaiseki_tbt_seconds_count", **shared) == 3
+    assert get(samples, "kaiseki_tbt_seconds_count", **{"tenant": "acme", "class": "fast"}) == 2
+    assert not any(("tenant", "third") in labels for _, labels in samples)
+
+
+def test_openmetrics_when_asked_for(bins: Bins) -> None:
+    page, content_type = expose(bins, "application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    assert page.rstrip().endswith(b"# EOF")
+
+
+def test_a_slot_of_a_thousand_gaps_is_cheap(bins: Bins) -> None:
+    rng = np.random.default_rng(2)
+    gaps, tenant = rng.gamma(4.0, 0.01, 1024), rng.integers(0, 2, 1024).astype(np.int32)
+    best = min(timeit.repeat(lambda: apply(bins, gaps, tenant, tenant), number=100, repeat=20)) / 100
+    assert best < 50e-6, f"{best * 1e6:.0f} µs"
