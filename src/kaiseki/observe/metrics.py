@@ -101,7 +101,7 @@ class Bins:
         self._lock = threading.Lock()
         self.tenants: list[str] = []
         self.classes: list[str] = []
-        # Index in the core -> first group of the tenant, and offset of the class in it; one more for the rest.
+        # By index in the core: first group of the tenant, offset of the class in it. One more for the rest.
         self._tenant_base = np.array([max_tenants * self.n_classes], np.int64)
         self._class_of = np.array([MAX_CLASSES], np.int64)
 
