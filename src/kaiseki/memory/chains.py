@@ -1,0 +1,114 @@
+"""Where the block digests of registered rows are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kaiseki.core.decision import I32, I64
+from kaiseki.memory.hashing import join_digests
+from kaiseki.memory.layout import COUNT, LANE, OFFSET, REQUEST_FIELDS, ROOM
+
+
+def doubled(size: int, wanted: int) -> int:
+    """`size` doubled until it is at least `wanted`."""
+    while size < wanted:
+        size *= 2
+    return size
+
+
+class ChainStore:
+    """One arena of digests for all rows, so that compiled code can compare them in place.
+
+    A row costs 16 bytes plus 32 per digest. Room is given out in steps of at most a quarter and is reused
+    by rows of the same step; it is never given back, so the arena is as large as the sum over steps
+    of the most that step ever needed.
+
+    Attributes:
+        requests: int32[N, REQUEST_FIELDS], grows by doubling.
+        chain: int64[M, 4], grows by doubling.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.requests: I32 = _blank(rows)
+        self.chain: I64 = np.empty((rows, 4), np.int64)
+        self._used = 0
+        self._spare: dict[int, list[int]] = {}
+
+    def put(self, row: int, digests: Sequence[bytes]) -> None:
+        """Replace the row's chain, which may be new, by these digests."""
+        words = join_digests(digests)
+        if row >= self.requests.shape[0]:
+            more = _blank(doubled(self.requests.shape[0], row + 1) - self.requests.shape[0])
+            self.requests = np.concatenate([self.requests, more])
+        if len(words) > self.requests[row, ROOM]:
+            self._free(row)
+            self._give(row, len(words))
+        offset = int(self.requests[row, OFFSET])
+        self.chain[offset : offset + len(words)] = words
+        self.requests[row, COUNT] = len(words)
+
+    def append(self, row: int, digests: Sequence[bytes]) -> None:
+        """Lengthen the row's chain."""
+        _, offset, count, room = self.requests[row].tolist()
+        words = np.concatenate([self.chain[offset : offset + count], join_digests(digests)])
+        if len(words) > room:
+            self._free(row)
+            self._give(row, len(words))
+            offset = int(self.requests[row, OFFSET])
+        self.chain[offset : offset + len(words)] = words
+        self.requests[row, COUNT] = len(words)
+
+    def clear(self, row: int) -> None:
+        """Forget the row's digests."""
+        self._free(row)
+
+    def audit(self) -> None:
+        """Check that no two rows, and no row and spare room, overlap, and that nothing is lost.
+
+        Raises:
+            AssertionError: naming what is wrong.
+        """
+        spans = [(o, o + room) for _, o, _, room in self.requests.tolist() if room]
+        spans += [(o, o + room) for room, offsets in self._spare.items() for o in offsets]
+        at = 0
+        for start, end in sorted(spans):
+            assert start == at, f"digest room [{at}, {start}) is lost or given out twice"
+            at = end
+        assert at == self._used, f"digest room [{at}, {self._used}) is lost"
+        assert (self.requests[:, COUNT] <= self.requests[:, ROOM]).all(), "more digests than room"
+
+    def _give(self, row: int, count: int) -> None:
+        room = _room(count)
+        spare = self._spare.get(room)
+        if spare:
+            offset = spare.pop()
+        else:
+            offset = self._used
+            self._used += room
+            if self._used > self.chain.shape[0]:
+                grown = np.empty((doubled(self.chain.shape[0], self._used), 4), np.int64)
+                grown[:offset] = self.chain[:offset]
+                self.chain = grown
+        self.requests[row, OFFSET] = offset
+        self.requests[row, ROOM] = room
+
+    def _free(self, row: int) -> None:
+        _, offset, _, room = self.requests[row].tolist()
+        if room:
+            self._spare.setdefault(room, []).append(offset)
+        self.requests[row, OFFSET] = self.requests[row, COUNT] = self.requests[row, ROOM] = 0
+
+
+def _blank(rows: int) -> I32:
+    """int32[rows, REQUEST_FIELDS] of rows without lane and digests."""
+    requests = np.zeros((rows, REQUEST_FIELDS), np.int32)
+    requests[:, LANE] = -1
+    return requests
+
+
+def _room(count: int) -> int:
+    """`count` rounded up so that few different sizes occur and at most a quarter is wasted."""
+    step = 1 << max(0, count.bit_length() - 3)
+    return -(-count // step) * step

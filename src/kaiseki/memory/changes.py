@@ -1,0 +1,395 @@
+"""What happens to rows' blocks: one compiled call each, over all rows of a slot.
+
+Each call first checks everything that can go wrong and only then changes anything. Arrays of the state
+come one by one because unpacking a tuple of them costs more than most calls do.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kaiseki.core.decision import I32, I64, Bool
+from kaiseki.core.jit import njit
+from kaiseki.memory.blocks import available, drop, lift_fences, share, take
+from kaiseki.memory.lanes import fixed, known, need, open_lane, set_indexed, set_length
+from kaiseki.memory.layout import (
+    CAPACITY,
+    CLOCK,
+    COMMITTED,
+    COPIES,
+    COUNT,
+    FENCE,
+    HIT,
+    HOLDS_BLOCKS,
+    IDLE,
+    IDLE_HEAD,
+    INDEX_AT,
+    INDEXED,
+    LACKS_BLOCKS,
+    LANE,
+    LENGTH,
+    NEVER_INDEX,
+    NEXT_IDLE,
+    NO_BLOCKS_FREE,
+    NO_LANE,
+    NOT_A_CHAIN,
+    OFFSET,
+    OK,
+    PAGE,
+    PARENT,
+    PRIVATE,
+    QUERIED,
+    REFS,
+    ROOT,
+    ROW,
+    STAMP,
+    UNINDEXED,
+    UNKNOWN_ROW,
+    State,
+)
+from kaiseki.memory.prefix import find, insert, longest_prefix
+
+
+@njit
+def _can_reserve(s: State, rows: I32, starts: I32, ends: I32) -> tuple[int, int]:
+    """(status, number of copies) of reserving: whether blocks, lanes and table columns suffice."""
+    page = s.counters[PAGE]
+    needed = 0
+    copies = 0
+    opened = 0
+    widest = 0
+    for i in range(rows.size):
+        lane = s.requests[rows[i], LANE]
+        start = starts[i]
+        end = ends[i]
+        if end <= start:
+            continue
+        if lane < 0:
+            needed += (end + page - 1) // page
+            opened += 1
+        elif start >= s.lanes[lane, PRIVATE] and end <= s.lanes[lane, CAPACITY]:
+            continue
+        else:
+            grow, replaced = need(s.blocks, s.lanes, s.tables, page, lane, start, end)
+            needed += grow + replaced
+            copies += replaced
+        widest = max(widest, end)
+    if needed > available(s):
+        return NO_BLOCKS_FREE, 0
+    if opened > s.counters[IDLE] or widest > s.tables.shape[1] * page:
+        return NO_LANE, 0
+    return OK, copies
+
+
+@njit
+def reserve(
+    blocks: I64,
+    digests: I64,
+    slots: I32,
+    heap: I32,
+    counters: I64,
+    lanes: I32,
+    tables: I32,
+    requests: I32,
+    chain: I64,
+    rows: I32,
+    starts: I32,
+    ends: I32,
+) -> tuple[int, I32]:
+    """(status, int32[k, 2] copies): make [start, end) of each row writable."""
+    s = State(blocks, digests, slots, heap, counters, lanes, tables, requests, chain)
+    if not known(requests, rows):
+        return UNKNOWN_ROW, np.empty((0, 2), np.int32)
+    status, copies = _can_reserve(s, rows, starts, ends)
+    if status != OK:
+        return status, np.empty((0, 2), np.int32)
+    page = counters[PAGE]
+    out = np.empty((copies, 2), np.int32)
+    left = np.zeros(copies, np.bool_)
+    done = 0
+    for i in range(rows.size):
+        if ends[i] <= starts[i]:
+            continue
+        lane = requests[rows[i], LANE]
+        if lane < 0:
+            lane = open_lane(s, rows[i])
+        if lanes[lane, COMMITTED] > starts[i]:
+            lanes[lane, COMMITTED] = starts[i]
+        if starts[i] < lanes[lane, PRIVATE]:
+            done = _replace_fixed(s, lane, starts[i] // page, out, left, done)
+        if ends[i] > lanes[lane, CAPACITY]:
+            length = lanes[lane, LENGTH]
+            wanted = (ends[i] + page - 1) // page
+            for page_index in range(length, wanted):
+                tables[lane, page_index] = take(s)
+            set_length(s, lane, wanted)
+    # Only now, so that no source of a copy is the destination of another.
+    for k in range(done):
+        if left[k]:
+            drop(s, out[k, 0])
+    counters[COPIES] += done
+    return OK, out[:done]
+
+
+@njit
+def _replace_fixed(s: State, lane: int, first: int, out: I32, left: Bool, done: int) -> int:
+    """Give the lane its own copy of every fixed block from page `first` on; returns the copies so far.
+
+    A block that thereby loses its last owner is marked in `left`, and not dropped yet.
+    """
+    s.counters[CLOCK] += 1
+    for page_index in range(first, s.lanes[lane, LENGTH]):
+        block = s.tables[lane, page_index]
+        if fixed(s.blocks, block):
+            own = take(s)
+            s.tables[lane, page_index] = own
+            out[done, 0] = block
+            out[done, 1] = own
+            s.blocks[block, REFS] -= 1
+            s.blocks[block, STAMP] = s.counters[CLOCK]
+            left[done] = s.blocks[block, REFS] == 0
+            done += 1
+    s.lanes[lane, PRIVATE] = first * s.counters[PAGE]
+    if s.lanes[lane, INDEXED] > first:
+        set_indexed(s, lane, first)
+    return done
+
+
+@njit
+def commit(
+    blocks: I64,
+    digests: I64,
+    slots: I32,
+    heap: I32,
+    counters: I64,
+    lanes: I32,
+    tables: I32,
+    requests: I32,
+    chain: I64,
+    rows: I32,
+    valid: I32,
+) -> int:
+    """Positions below valid[i] hold KV; index pages that became full. Rows without blocks are passed over."""
+    s = State(blocks, digests, slots, heap, counters, lanes, tables, requests, chain)
+    if not known(requests, rows):
+        return UNKNOWN_ROW
+    for i in range(rows.size):
+        lane = requests[rows[i], LANE]
+        if lane < 0 or valid[i] <= lanes[lane, COMMITTED]:
+            continue
+        committed = min(valid[i], lanes[lane, CAPACITY])
+        lanes[lane, COMMITTED] = committed
+        if committed >= lanes[lane, INDEX_AT]:
+            _index(s, lane)
+    return OK
+
+
+@njit
+def _full_pages(s: State, lane: int) -> int:
+    """Pages that are computed in full and have a digest."""
+    return int(min(s.lanes[lane, COMMITTED] // s.counters[PAGE], s.requests[s.lanes[lane, ROW], COUNT]))
+
+
+@njit
+def _index(s: State, lane: int) -> int:
+    """Index the lane's full pages in order, while each one's parent is the lane's own; returns their number.
+
+    When two rows compute the same page at once the first is indexed and the other stays private, with
+    everything after it, until it is released: see `_index_leaving`.
+    """
+    offset = s.requests[s.lanes[lane, ROW], OFFSET]
+    full = _full_pages(s, lane)
+    at = int(s.lanes[lane, INDEXED])
+    while at < full:
+        own = s.tables[lane, at]
+        found = find(s, offset + at)
+        if found < 0 and s.blocks[own, PARENT] == UNINDEXED:
+            insert(s, own, offset + at, s.tables[lane, at - 1] if at > 0 else ROOT)
+        elif found != own:
+            break
+        at += 1
+    set_indexed(s, lane, at)
+    if at < full:
+        more = full < s.requests[s.lanes[lane, ROW], COUNT]
+        s.lanes[lane, INDEX_AT] = (full + 1) * s.counters[PAGE] if more else NEVER_INDEX
+    s.lanes[lane, PRIVATE] = max(s.lanes[lane, PRIVATE], at * s.counters[PAGE])
+    return at
+
+
+@njit
+def _index_leaving(s: State, lane: int) -> None:
+    """Index what a leaving lane alone holds, under others' blocks too where its own are duplicates.
+
+    Not done earlier, because the parent could then be unheld while its child is held: see `prefix`.
+    """
+    full = _full_pages(s, lane)
+    at = _index(s, lane)
+    parent = s.tables[lane, at - 1] if at > 0 else ROOT
+    offset = s.requests[s.lanes[lane, ROW], OFFSET]
+    while at < full:
+        own = s.tables[lane, at]
+        found = find(s, offset + at)
+        if found >= 0:
+            parent = found
+        elif s.blocks[own, REFS] == 1 and s.blocks[own, PARENT] == UNINDEXED:
+            insert(s, own, offset + at, parent)
+            parent = own
+        else:
+            return
+        at += 1
+
+
+@njit
+def release(
+    blocks: I64,
+    digests: I64,
+    slots: I32,
+    heap: I32,
+    counters: I64,
+    lanes: I32,
+    tables: I32,
+    requests: I32,
+    chain: I64,
+    rows: I32,
+    fences: I64,
+) -> int:
+    """Take all blocks from the rows; rows without any are passed over."""
+    s = State(blocks, digests, slots, heap, counters, lanes, tables, requests, chain)
+    if not known(requests, rows):
+        return UNKNOWN_ROW
+    for i in range(rows.size):
+        lane = requests[rows[i], LANE]
+        if lane < 0:
+            continue
+        _index_leaving(s, lane)
+        counters[CLOCK] += 1
+        # Last page first: leaves must be free before their parents.
+        for page_index in range(lanes[lane, LENGTH] - 1, -1, -1):
+            block = tables[lane, page_index]
+            blocks[block, REFS] -= 1
+            blocks[block, STAMP] = counters[CLOCK]
+            blocks[block, FENCE] = max(blocks[block, FENCE], fences[i])
+            if blocks[block, REFS] == 0:
+                drop(s, block)
+        requests[rows[i], LANE] = -1
+        lanes[lane, ROW] = -1
+        lanes[lane, NEXT_IDLE] = counters[IDLE_HEAD]
+        counters[IDLE_HEAD] = lane
+        counters[IDLE] += 1
+    return OK
+
+
+@njit
+def retire(
+    blocks: I64,
+    digests: I64,
+    slots: I32,
+    heap: I32,
+    counters: I64,
+    lanes: I32,
+    tables: I32,
+    requests: I32,
+    chain: I64,
+    slot: int,
+) -> None:
+    """Free the blocks that waited for `slot` or an earlier one."""
+    lift_fences(State(blocks, digests, slots, heap, counters, lanes, tables, requests, chain), slot)
+
+
+@njit
+def _can_attach(s: State, rows: I32, limits: I32) -> int:
+    """Whether no row holds blocks, lanes and table columns suffice, and the digests are chains."""
+    room = OK if rows.size <= s.counters[IDLE] else NO_LANE
+    for i in range(rows.size):
+        if s.requests[rows[i], LANE] >= 0:
+            return HOLDS_BLOCKS
+        pages, block = longest_prefix(s, rows[i], limits[i])
+        if pages > s.tables.shape[1]:
+            room = NO_LANE
+        # The walk down from the last block must reach the first in just as many steps.
+        for _ in range(pages):
+            block = s.blocks[block, PARENT] if block >= 0 else UNINDEXED
+        if block != ROOT:
+            return NOT_A_CHAIN
+    return room
+
+
+@njit
+def attach(
+    blocks: I64,
+    digests: I64,
+    slots: I32,
+    heap: I32,
+    counters: I64,
+    lanes: I32,
+    tables: I32,
+    requests: I32,
+    chain: I64,
+    rows: I32,
+    limits: I32,
+    out: I32,
+) -> int:
+    """Share each row's cached prefix with it; out[n] is its length in tokens."""
+    s = State(blocks, digests, slots, heap, counters, lanes, tables, requests, chain)
+    if not known(requests, rows):
+        return UNKNOWN_ROW
+    status = _can_attach(s, rows, limits)
+    if status != OK:
+        return status
+    page = counters[PAGE]
+    for i in range(rows.size):
+        pages, block = longest_prefix(s, rows[i], limits[i])
+        out[i] = pages * page
+        counters[QUERIED] += max(0, limits[i])
+        counters[HIT] += out[i]
+        if pages == 0:
+            continue
+        lane = open_lane(s, rows[i])
+        for page_index in range(pages - 1, -1, -1):
+            tables[lane, page_index] = block
+            share(s, block)
+            block = blocks[block, PARENT]
+        set_length(s, lane, pages)
+        lanes[lane, COMMITTED] = out[i]
+        lanes[lane, PRIVATE] = out[i]
+        set_indexed(s, lane, pages)
+    return OK
+
+
+@njit
+def fork(
+    blocks: I64,
+    digests: I64,
+    slots: I32,
+    heap: I32,
+    counters: I64,
+    lanes: I32,
+    tables: I32,
+    requests: I32,
+    chain: I64,
+    parent: int,
+    child: int,
+    tokens: int,
+) -> int:
+    """Share the parent's blocks that cover `tokens` positions with a child that holds none."""
+    s = State(blocks, digests, slots, heap, counters, lanes, tables, requests, chain)
+    pages = (tokens + counters[PAGE] - 1) // counters[PAGE]
+    if requests[child, LANE] >= 0:
+        return HOLDS_BLOCKS
+    if pages <= 0:
+        return OK
+    source = requests[parent, LANE]
+    if source < 0 or lanes[source, LENGTH] < pages:
+        return LACKS_BLOCKS
+    if counters[IDLE] == 0:
+        return NO_LANE
+    lane = open_lane(s, child)
+    for page_index in range(pages):
+        block = tables[source, page_index]
+        tables[lane, page_index] = block
+        share(s, block)
+    set_length(s, lane, pages)
+    lanes[lane, COMMITTED] = min(tokens, lanes[source, COMMITTED])
+    lanes[lane, PRIVATE] = lanes[lane, CAPACITY]
+    lanes[source, PRIVATE] = max(lanes[source, PRIVATE], lanes[lane, CAPACITY])
+    return OK

@@ -1,0 +1,95 @@
+"""A lane is the block table of one row that holds blocks.
+
+The request table may hold a million waiting rows; only the few that hold blocks have a lane.
+"""
+
+from __future__ import annotations
+
+from kaiseki.core.decision import I32, I64
+from kaiseki.core.jit import njit
+from kaiseki.memory.layout import (
+    CAPACITY,
+    COMMITTED,
+    COUNT,
+    IDLE,
+    IDLE_HEAD,
+    INDEX_AT,
+    INDEXED,
+    LANE,
+    LENGTH,
+    NEVER_INDEX,
+    NEXT_IDLE,
+    PAGE,
+    PARENT,
+    PRIVATE,
+    REFS,
+    ROW,
+    UNINDEXED,
+    State,
+)
+
+
+@njit
+def known(requests: I32, rows: I32) -> bool:
+    """Whether all rows are inside the request table."""
+    outside = 0
+    for row in rows:
+        if row < 0 or row >= requests.shape[0]:
+            outside += 1
+    return outside == 0
+
+
+@njit
+def open_lane(s: State, row: int) -> int:
+    """An idle lane, now the row's, without blocks. The caller has made sure that there is one."""
+    lane = s.counters[IDLE_HEAD]
+    s.counters[IDLE_HEAD] = s.lanes[lane, NEXT_IDLE]
+    s.counters[IDLE] -= 1
+    s.lanes[lane, ROW] = row
+    set_length(s, lane, 0)
+    s.lanes[lane, PRIVATE] = 0
+    s.lanes[lane, COMMITTED] = 0
+    set_indexed(s, lane, 0)
+    s.requests[row, LANE] = lane
+    return int(lane)
+
+
+@njit
+def set_length(s: State, lane: int, length: int) -> None:
+    """Note how many blocks the lane holds."""
+    s.lanes[lane, LENGTH] = length
+    s.lanes[lane, CAPACITY] = length * s.counters[PAGE]
+
+
+@njit
+def set_indexed(s: State, lane: int, indexed: int) -> None:
+    """Note how many leading blocks are indexed; look again when the page after them is full."""
+    s.lanes[lane, INDEXED] = indexed
+    if indexed < s.requests[s.lanes[lane, ROW], COUNT]:
+        s.lanes[lane, INDEX_AT] = (indexed + 1) * s.counters[PAGE]
+    else:
+        s.lanes[lane, INDEX_AT] = NEVER_INDEX
+
+
+@njit
+def fixed(blocks: I64, block: int) -> bool:
+    """Whether a block must not be written to: others read it, or the index promises its content."""
+    return bool(blocks[block, REFS] > 1 or blocks[block, PARENT] != UNINDEXED)
+
+
+@njit
+def need(blocks: I64, lanes: I32, tables: I32, page: int, lane: int, start: int, end: int) -> tuple[int, int]:
+    """(new blocks, copies) for one lane to write [start, end).
+
+    Positions from `start` on lose their content, so fixed blocks are replaced up to the lane's end, not
+    only up to `end`: a lane that kept an indexed block behind one it has replaced would hold a block
+    without holding its parent.
+    """
+    length = lanes[lane, LENGTH]
+    grow = max(0, (end + page - 1) // page - length)
+    copies = 0
+    if start < lanes[lane, PRIVATE]:
+        for page_index in range(start // page, length):
+            if fixed(blocks, tables[lane, page_index]):
+                copies += 1
+    return grow, copies

@@ -1,0 +1,358 @@
+"""The paged block pool: `KVSpace` for engines whose KV lives in fixed-size pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kaiseki.core.decision import I32, I64
+from kaiseki.core.protocols import OutOfBlocks
+from kaiseki.memory import audit, changes, queries
+from kaiseki.memory.chains import ChainStore, doubled
+from kaiseki.memory.layout import (
+    ALLOCATIONS,
+    BLOCK_FIELDS,
+    CACHED,
+    COMMITTED,
+    COPIES,
+    EVICTIONS,
+    FENCE,
+    FREE,
+    HEAP_AT,
+    HIT,
+    HOLDS_BLOCKS,
+    IDLE,
+    IDLE_HEAD,
+    LACKS_BLOCKS,
+    LANE,
+    LANE_FIELDS,
+    LIMBO,
+    LIMBO_HEAD,
+    LIVE,
+    N_COUNTERS,
+    NEXT,
+    NEXT_IDLE,
+    NO_BLOCKS_FREE,
+    NO_LANE,
+    NOT_A_CHAIN,
+    OK,
+    PAGE,
+    PARENT,
+    QUERIED,
+    RETIRED,
+    ROW,
+    UNINDEXED,
+    UNKNOWN_ROW,
+    State,
+)
+
+Hasher = Callable[[int, int, int], Sequence[bytes]]
+"""`hasher(row, first, last)`: chained digests of the row's pages first..last-1, output included."""
+
+_WHAT = {
+    UNKNOWN_ROW: (IndexError, "a row was never registered"),
+    HOLDS_BLOCKS: (ValueError, "a row that must hold no blocks holds some"),
+    LACKS_BLOCKS: (ValueError, "a row does not hold the blocks of the positions asked for"),
+    NO_BLOCKS_FREE: (OutOfBlocks, "fewer blocks are free than the rows need"),
+    NOT_A_CHAIN: (ValueError, "a row's digests are not a chain: each must stand for all pages before it too"),
+}
+
+
+class PoolStats(NamedTuple):
+    """What happened since the pool was made.
+
+    Attributes:
+        allocations: blocks taken, copies included.
+        evictions: cached blocks whose content was given up for that.
+        copies: blocks copied because they were shared or cached and about to be written to.
+        queried_tokens, hit_tokens: tokens `attach` was asked for, and those it found.
+        cached_blocks: blocks nobody holds that can be found under their digest (now, not a sum).
+        limbo_blocks: blocks waiting for a slot to retire (now).
+    """
+
+    allocations: int
+    evictions: int
+    copies: int
+    queried_tokens: int
+    hit_tokens: int
+    cached_blocks: int
+    limbo_blocks: int
+
+
+class BlockPool:
+    """KV blocks of one replica: paged, reference-counted, copy-on-write, reusable by prefix.
+
+    Implements `KVSpace`. Rows within one call must be distinct. A row is known from its first
+    `register` on; a call with any row beyond those raises IndexError and changes nothing.
+
+    Args:
+        total_blocks: blocks in the pool, >= 1. Block numbers are 0 .. total_blocks - 1.
+        block_tokens: tokens per block.
+        max_rows_hint: rows expected to hold blocks at once; more is fine and costs one growth.
+        hasher: gives digests of pages behind the registered ones (generated tokens) when a row is
+            released, so that a next turn, or the row itself after a preemption, finds them. It may
+            return fewer digests than asked for, or none.
+    """
+
+    def __init__(
+        self,
+        total_blocks: int,
+        block_tokens: int = 16,
+        max_rows_hint: int = 1024,
+        hasher: Hasher | None = None,
+    ) -> None:
+        if total_blocks < 1 or block_tokens < 1 or max_rows_hint < 1:
+            raise ValueError("total_blocks, block_tokens and max_rows_hint must be at least 1")
+        self._hasher = hasher
+        self._chains = ChainStore(max_rows_hint)
+        self._scratch: I32 = np.zeros(total_blocks, np.int32)
+        self._counters: I64 = np.zeros(N_COUNTERS, np.int64)
+        self._counters[[PAGE, FREE, LIMBO_HEAD, RETIRED, IDLE_HEAD]] = block_tokens, total_blocks, -1, -1, -1
+        blocks: I64 = np.zeros((total_blocks, BLOCK_FIELDS), np.int64)
+        blocks[:, [PARENT, HEAP_AT, FENCE]] = UNINDEXED, -1, -1
+        blocks[:, NEXT] = np.arange(1, total_blocks + 1)
+        self._state = State(
+            blocks=blocks,
+            digests=np.zeros((total_blocks, 4), np.int64),
+            slots=np.full(doubled(2, 2 * total_blocks), -1, np.int32),
+            heap=np.empty(total_blocks, np.int32),
+            counters=self._counters,
+            lanes=np.empty((0, LANE_FIELDS), np.int32),
+            tables=np.empty((0, 8), np.int32),
+            requests=self._chains.requests,
+            chain=self._chains.chain,
+        )
+        self._add_lanes(max_rows_hint)
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens per block (page)."""
+        return int(self._counters[PAGE])
+
+    @property
+    def total_blocks(self) -> int:
+        """Blocks in the pool."""
+        return int(self._scratch.size)
+
+    def free_blocks(self) -> int:
+        """Blocks that can be reserved now: unowned ones and cached ones nobody uses."""
+        return int(self._counters[FREE] + self._counters[CACHED])
+
+    def live_blocks(self) -> int:
+        """Blocks that some row holds, shared ones once."""
+        return int(self._counters[LIVE])
+
+    def stats(self) -> PoolStats:
+        """Counters since the start, and how many blocks are cached and in limbo."""
+        which = [ALLOCATIONS, EVICTIONS, COPIES, QUERIED, HIT, CACHED, LIMBO]
+        return PoolStats(*self._counters[which].tolist())
+
+    def register(self, row: int, block_hashes: Sequence[bytes]) -> None:
+        """Learn of a new request and the digests of its full prompt blocks.
+
+        Each digest must stand for its page and all pages before it, as those of `chain_hashes` do.
+
+        Raises:
+            ValueError: the row is negative or holds blocks, or a digest is not 32 bytes long.
+        """
+        if row < 0 or (row < self._state.requests.shape[0] and self._state.requests[row, LANE] >= 0):
+            raise ValueError(f"row {row} is negative or still holds blocks")
+        self._chains.put(row, block_hashes)
+        self._follow_chains()
+
+    def forget(self, row: int) -> None:
+        """The row is recycled.
+
+        Raises:
+            ValueError: it still holds blocks.
+        """
+        self._check_row(row)
+        if self._state.requests[row, LANE] >= 0:
+            raise ValueError(f"row {row} still holds blocks")
+        self._chains.clear(row)
+
+    def cached_tokens(self, rows: I32, limits: I32) -> I32:
+        """int32[n, 2]: tokens of the longest reusable prefix within `limits`, and its free blocks.
+
+        The prefix is a whole number of blocks. The second column counts those that attaching would
+        take from `free_blocks`, for each row as if it alone were attached.
+        """
+        rows, limits = _i32(rows), _i32(limits)
+        out = np.empty((rows.size, 2), np.int32)
+        _raise(queries.cached_tokens(*self._state, rows, limits, out))
+        return out
+
+    def attach(self, rows: I32, limits: I32) -> I32:
+        """Share the cached prefix with rows that hold no blocks. Returns tokens attached, int32[n].
+
+        Raises:
+            ValueError: a row holds blocks, or its digests are no chain; nothing was changed.
+        """
+        rows, limits = _i32(rows), _i32(limits)
+        out = np.empty(rows.size, np.int32)
+        status = changes.attach(*self._state, rows, limits, out)
+        if status == NO_LANE:
+            self._make_room(rows.size, int(limits.max()))
+            status = changes.attach(*self._state, rows, limits, out)
+        _raise(status)
+        return out
+
+    def fork(self, parent: int, child: int, tokens: int) -> None:
+        """Give `child`, which holds no blocks, the parent's blocks that cover `tokens` positions.
+
+        Positions the parent has not committed yet are not committed for the child either.
+
+        Raises:
+            ValueError: the child holds blocks or the parent lacks some; nothing was changed.
+        """
+        self._check_row(parent)
+        self._check_row(child)
+        status = changes.fork(*self._state, parent, child, tokens)
+        if status == NO_LANE:
+            self._make_room(1, tokens)
+            status = changes.fork(*self._state, parent, child, tokens)
+        _raise(status)
+
+    def growth_need(self, rows: I32, starts: I32, ends: I32) -> I32:
+        """int32[n]: blocks to take so that positions [start, end) of each row can be written.
+
+        Includes copies of blocks that are shared or cached and would be written to. Each row is
+        counted as if alone: of two rows that share a block, only one may have to copy it in the end.
+        """
+        rows, starts, ends = _i32(rows), _i32(starts), _i32(ends)
+        out = np.empty(rows.size, np.int32)
+        s = self._state
+        _raise(
+            queries.growth_need(s.blocks, s.counters, s.lanes, s.tables, s.requests, rows, starts, ends, out)
+        )
+        return out
+
+    def reserve(self, rows: I32, starts: I32, ends: I32) -> I32:
+        """Take at most what `growth_need` said. Returns int32[k, 2] block copies (source, destination).
+
+        Positions from `start` on are no longer committed. No source is another copy's destination, so
+        copies may be done in any order, before the step writes.
+
+        Raises:
+            OutOfBlocks: the sum of `growth_need` is more than `free_blocks`; nothing was taken.
+        """
+        rows, starts, ends = _i32(rows), _i32(starts), _i32(ends)
+        status, copies = changes.reserve(*self._state, rows, starts, ends)
+        if status == NO_LANE:
+            self._make_room(rows.size, int(ends.max()))
+            status, copies = changes.reserve(*self._state, rows, starts, ends)
+        _raise(status)
+        return copies
+
+    def reclaimable(self, rows: I32) -> I64:
+        """int64[n]: blocks that stopping rows[:i+1] together would free, for every i."""
+        rows = _i32(rows)
+        out = np.empty(rows.size, np.int64)
+        s = self._state
+        _raise(queries.reclaimable(s.blocks, s.lanes, s.tables, s.requests, self._scratch, rows, out))
+        return out
+
+    def commit(self, rows: I32, valid_tokens: I32) -> None:
+        """Positions below `valid_tokens` of each row now hold computed KV; full ones become shareable.
+
+        Rows that hold no blocks (stopped meanwhile) are passed over. Of rows that compute the same
+        page at once the first is shared; the others keep theirs to themselves until they are released.
+        """
+        _raise(changes.commit(*self._state, _i32(rows), _i32(valid_tokens)))
+
+    def release(self, rows: I32, fences: I64) -> None:
+        """Give up the rows' blocks; full committed pages stay findable until their block is needed.
+
+        A block of a row with fence >= 0 stays in limbo until that slot retires. Rows without blocks
+        are passed over.
+        """
+        rows = _i32(rows)
+        if self._hasher is not None:
+            self._hash_output(rows, self._hasher)
+        _raise(changes.release(*self._state, rows, np.ascontiguousarray(fences, np.int64)))
+
+    def retire(self, slot: int) -> None:
+        """The result of `slot` was applied: what was fenced by it, or by earlier slots, is free."""
+        if slot > self._counters[RETIRED]:
+            changes.retire(*self._state, slot)
+
+    def tables(self, rows: I32, ends: I32) -> I32:
+        """int32[n, max_blocks]: the blocks of positions [0, end) of each row, padded with 0; a new array.
+
+        Raises:
+            ValueError: a row holds fewer blocks.
+        """
+        s = self._state
+        status, out = queries.tables_of(s.counters, s.lanes, s.tables, s.requests, _i32(rows), _i32(ends))
+        _raise(status)
+        return out
+
+    def check(self) -> None:
+        """Audit everything, slowly: for tests and for finding a leak.
+
+        Raises:
+            AssertionError: naming what is wrong.
+        """
+        self._chains.audit()
+        audit.check(self._state)
+        assert not self._scratch.any(), "reclaimable left counts behind"
+
+    def _hash_output(self, rows: I32, hasher: Hasher) -> None:
+        """Lengthen the chains of rows that computed full pages behind their registered digests."""
+        for row in rows.tolist():
+            self._check_row(row)
+            lane, _, count, _ = self._state.requests[row].tolist()
+            pages = int(self._state.lanes[lane, COMMITTED]) // self.block_tokens if lane >= 0 else 0
+            if pages > count:
+                self._chains.append(row, hasher(row, count, pages)[: pages - count])
+                self._follow_chains()
+
+    def _follow_chains(self) -> None:
+        """Take over arrays of the chain store that grew."""
+        if self._state.requests is not self._chains.requests or self._state.chain is not self._chains.chain:
+            self._state = self._state._replace(requests=self._chains.requests, chain=self._chains.chain)
+
+    def _make_room(self, lanes: int, tokens: int) -> None:
+        """Have `lanes` idle lanes, and table columns for `tokens` positions, by doubling."""
+        pages = -(-tokens // self.block_tokens)
+        old = self._state.tables
+        if pages > old.shape[1]:
+            tables = np.zeros((old.shape[0], doubled(old.shape[1], pages)), np.int32)
+            tables[:, : old.shape[1]] = old
+            self._state = self._state._replace(tables=tables)
+        missing = lanes - int(self._counters[IDLE])
+        if missing > 0:
+            self._add_lanes(doubled(old.shape[0], old.shape[0] + missing) - old.shape[0])
+
+    def _add_lanes(self, count: int) -> None:
+        """Append idle lanes."""
+        s = self._state
+        first = s.lanes.shape[0]
+        lanes = np.zeros((count, LANE_FIELDS), np.int32)
+        lanes[:, ROW] = -1
+        lanes[:, NEXT_IDLE] = np.arange(first + 1, first + count + 1)
+        lanes[-1, NEXT_IDLE] = self._counters[IDLE_HEAD]
+        self._counters[IDLE_HEAD] = first
+        self._counters[IDLE] += count
+        tables = np.zeros((count, s.tables.shape[1]), np.int32)
+        self._state = s._replace(
+            lanes=np.concatenate([s.lanes, lanes]), tables=np.concatenate([s.tables, tables])
+        )
+
+    def _check_row(self, row: int) -> None:
+        if not 0 <= row < self._state.requests.shape[0]:
+            _raise(UNKNOWN_ROW)
+
+
+def _i32(values: I32) -> I32:
+    """The same numbers in the one form the kernels are compiled for."""
+    return np.ascontiguousarray(values, np.int32)
+
+
+def _raise(status: int) -> None:
+    """Raise what a kernel's status means."""
+    if status != OK:
+        error, text = _WHAT[status]
+        raise error(text)

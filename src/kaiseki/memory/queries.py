@@ -1,0 +1,136 @@
+"""What the pool can be asked about rows: one compiled call each, over all rows of a slot.
+
+Nothing here changes the pool. Arrays of the state come one by one because unpacking a tuple of them
+costs more than most calls do.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kaiseki.core.decision import I32, I64
+from kaiseki.core.jit import njit
+from kaiseki.memory.lanes import known, need
+from kaiseki.memory.layout import (
+    CAPACITY,
+    LACKS_BLOCKS,
+    LANE,
+    LENGTH,
+    LISTED,
+    OK,
+    PAGE,
+    PARENT,
+    PRIVATE,
+    REFS,
+    UNKNOWN_ROW,
+    State,
+)
+from kaiseki.memory.prefix import longest_prefix
+
+
+@njit
+def growth_need(
+    blocks: I64,
+    counters: I64,
+    lanes: I32,
+    tables: I32,
+    requests: I32,
+    rows: I32,
+    starts: I32,
+    ends: I32,
+    out: I32,
+) -> int:
+    """Fill out[n] with the blocks each row needs, independently of the others."""
+    if not known(requests, rows):
+        return UNKNOWN_ROW
+    page = counters[PAGE]
+    for i in range(rows.size):
+        lane = requests[rows[i], LANE]
+        start = starts[i]
+        end = ends[i]
+        if end <= start:
+            out[i] = 0
+        elif lane < 0:
+            out[i] = (end + page - 1) // page
+        elif start >= lanes[lane, PRIVATE] and end <= lanes[lane, CAPACITY]:
+            out[i] = 0
+        else:
+            grow, copies = need(blocks, lanes, tables, page, lane, start, end)
+            out[i] = grow + copies
+    return OK
+
+
+@njit
+def cached_tokens(
+    blocks: I64,
+    digests: I64,
+    slots: I32,
+    heap: I32,
+    counters: I64,
+    lanes: I32,
+    tables: I32,
+    requests: I32,
+    chain: I64,
+    rows: I32,
+    limits: I32,
+    out: I32,
+) -> int:
+    """Fill out[n, 2] with the tokens of each row's cached prefix and its blocks that count as free."""
+    s = State(blocks, digests, slots, heap, counters, lanes, tables, requests, chain)
+    if not known(requests, rows):
+        return UNKNOWN_ROW
+    for i in range(rows.size):
+        pages, block = longest_prefix(s, rows[i], limits[i])
+        out[i, 0] = pages * counters[PAGE]
+        free = 0
+        # From the first held block on, all ancestors are held too.
+        while block >= 0 and blocks[block, REFS] == 0:
+            free += 1 - blocks[block, LISTED]
+            block = blocks[block, PARENT]
+        out[i, 1] = free
+    return OK
+
+
+@njit
+def reclaimable(
+    blocks: I64, lanes: I32, tables: I32, requests: I32, scratch: I32, rows: I32, out: I64
+) -> int:
+    """Fill out[n] with the blocks that the first i + 1 rows hold alone, together; scratch[B] stays zero."""
+    if not known(requests, rows):
+        return UNKNOWN_ROW
+    freed = 0
+    for i in range(rows.size):
+        lane = requests[rows[i], LANE]
+        if lane >= 0:
+            for page_index in range(lanes[lane, LENGTH]):
+                block = tables[lane, page_index]
+                scratch[block] += 1
+                if scratch[block] == blocks[block, REFS]:
+                    freed += 1
+        out[i] = freed
+    for row in rows:
+        lane = requests[row, LANE]
+        if lane >= 0:
+            for page_index in range(lanes[lane, LENGTH]):
+                scratch[tables[lane, page_index]] = 0
+    return OK
+
+
+@njit
+def tables_of(counters: I64, lanes: I32, tables: I32, requests: I32, rows: I32, ends: I32) -> tuple[int, I32]:
+    """(status, int32[n, pages of the longest end] block tables, padded with 0)."""
+    if not known(requests, rows):
+        return UNKNOWN_ROW, np.empty((0, 0), np.int32)
+    page = counters[PAGE]
+    widest = 0
+    for i in range(rows.size):
+        lane = requests[rows[i], LANE]
+        if ends[i] > 0 and (lane < 0 or ends[i] > lanes[lane, CAPACITY]):
+            return LACKS_BLOCKS, np.empty((0, 0), np.int32)
+        widest = max(widest, (ends[i] + page - 1) // page)
+    out = np.zeros((rows.size, widest), np.int32)
+    for i in range(rows.size):
+        lane = requests[rows[i], LANE]
+        for page_index in range((ends[i] + page - 1) // page):
+            out[i, page_index] = tables[lane, page_index]
+    return OK, out
