@@ -93,15 +93,20 @@ def _open(path: Path) -> GGUFReader:
         raise ModelError(f"{path} is not a readable GGUF file: {error}") from error
     architecture = _get(reader, "general.architecture")
     if architecture not in ARCHITECTURES:
-        raise ModelError(
-            f"{path} holds a model of architecture {architecture!r}; only {', '.join(ARCHITECTURES)} can be converted"
-        )
+        known = ", ".join(ARCHITECTURES)
+        raise ModelError(f"{path} holds a model of architecture {architecture!r}; convertible are {known}")
     return reader
 
 
 def _get(reader: GGUFReader, key: str, default: Any = None) -> Any:
     field = reader.get_field(key)
     return default if field is None else field.contents()
+
+
+def _need(reader: GGUFReader, key: str) -> Any:
+    if (value := _get(reader, key)) is None:
+        raise ModelError(f"the GGUF file lacks the setting {key}")
+    return value
 
 
 def _float(value: float) -> float:
@@ -112,41 +117,47 @@ def _float(value: float) -> float:
 def _config(reader: GGUFReader, tensors: dict[str, ReaderTensor], dtype: str) -> PreTrainedConfig:
     from transformers import AutoConfig
 
-    arch = _get(reader, "general.architecture")
-    scaling = _get(reader, f"{arch}.rope.scaling.type", "none")
-    if scaling != "none":
-        raise ModelError(f"GGUF files with rope scaling of type {scaling!r} are not supported")
-    heads = _get(reader, f"{arch}.attention.head_count")
-    hidden = _get(reader, f"{arch}.embedding_length")
+    if "token_embd.weight" not in tensors:
+        raise ModelError("the GGUF file has no token embeddings")
+    arch = _need(reader, "general.architecture")
+    heads = _need(reader, f"{arch}.attention.head_count")
+    hidden = _need(reader, f"{arch}.embedding_length")
     # Which of the two gives the head size depends on the age of the file; without both it is the quotient.
     rope_width = _get(reader, f"{arch}.rope.dimension_count", hidden // heads)
     head_dim = _get(reader, f"{arch}.attention.key_length", rope_width)
-    context = _get(reader, f"{arch}.context_length")
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": _float(_get(reader, f"{arch}.rope.freq_base", 1e4))}
-    if _ROPE_FACTORS in tensors:
-        rope = _llama3_rope(_dequantised(tensors[_ROPE_FACTORS]), rope["rope_theta"], head_dim)
     biases = {}
     if arch == "llama":
-        biases = {"attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_gate.bias" in tensors}
+        biases["attention_bias"] = "blk.0.attn_q.bias" in tensors
+        biases["mlp_bias"] = "blk.0.ffn_gate.bias" in tensors
     config: PreTrainedConfig = AutoConfig.for_model(
         arch,
-        architectures=[{"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}[arch] + "ForCausalLM"],
-        vocab_size=int(tensors["token_embd.weight"].shape[1]) if "token_embd.weight" in tensors else 0,
+        architectures=[f"{arch.capitalize()}ForCausalLM"],
+        vocab_size=int(tensors["token_embd.weight"].shape[1]),
         hidden_size=hidden,
-        intermediate_size=_get(reader, f"{arch}.feed_forward_length"),
-        num_hidden_layers=_get(reader, f"{arch}.block_count"),
+        intermediate_size=_need(reader, f"{arch}.feed_forward_length"),
+        num_hidden_layers=_need(reader, f"{arch}.block_count"),
         num_attention_heads=heads,
         num_key_value_heads=_get(reader, f"{arch}.attention.head_count_kv", heads),
         head_dim=head_dim,
-        max_position_embeddings=context,
-        rms_norm_eps=_float(_get(reader, f"{arch}.attention.layer_norm_rms_epsilon")),
-        rope_parameters=rope,
+        max_position_embeddings=_need(reader, f"{arch}.context_length"),
+        rms_norm_eps=_float(_need(reader, f"{arch}.attention.layer_norm_rms_epsilon")),
+        rope_parameters=_rope(reader, arch, tensors.get(_ROPE_FACTORS), head_dim),
         tie_word_embeddings="output.weight" not in tensors,
         dtype=dtype,
         **biases,
         **_special_ids(reader),
     )
     return config
+
+
+def _rope(reader: GGUFReader, arch: str, factors: ReaderTensor | None, head_dim: int) -> dict[str, Any]:
+    theta = _float(_get(reader, f"{arch}.rope.freq_base", 1e4))
+    scaling = _get(reader, f"{arch}.rope.scaling.type", "none")
+    if scaling != "none":
+        raise ModelError(f"GGUF files with rope scaling of type {scaling!r} are not supported")
+    if factors is None:
+        return {"rope_type": "default", "rope_theta": theta}
+    return _llama3_rope(_dequantised(factors), theta, head_dim)
 
 
 def _special_ids(reader: GGUFReader) -> dict[str, Any]:
@@ -170,8 +181,11 @@ def _llama3_rope(factors: npt.NDArray[np.float32], theta: float, head_dim: int) 
     factor, low, high, original = float(factors.max()), 1.0, 4.0, 8192
     wavelength = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     smooth = np.clip((original / wavelength - low) / (high - low), 0.0, 1.0)
-    if factors.shape != wavelength.shape or not np.allclose(factors, 1 / ((1 - smooth) / factor + smooth), rtol=1e-3):
-        raise ModelError("the GGUF file scales rope frequencies in a way other than Llama 3's, which is not supported")
+    expected = 1 / ((1 - smooth) / factor + smooth)
+    if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-3):
+        raise ModelError(
+            "the GGUF file does not scale rope frequencies as Llama 3 does; others are not supported"
+        )
     return {
         "rope_type": "llama3",
         "rope_theta": theta,
@@ -266,20 +280,22 @@ def _tokenizer(path: Path, reader: GGUFReader, config: PreTrainedConfig) -> PreT
         kind = _get(reader, "tokenizer.ggml.pre", "default")
         tokenizer.backend_tokenizer.pre_tokenizer = _byte_level_split(kind)
     tokenizer.model_max_length = config.max_position_embeddings
-    return tokenizer  # type: ignore[no-any-return]
+    return tokenizer
 
 
 def _byte_level_split(kind: str) -> Any:
     """The tokenizers library's pre-tokenizer for a `tokenizer.ggml.pre`.
 
     Set here because merges learned under one split give other, worse tokens under another: with
-    GPT-2's, "\\n\\n1." no longer starts with SmolLM's token for an empty line.
+    GPT-2's, an empty line before "1." no longer is SmolLM's one token for it.
     """
     from tokenizers import Regex, pre_tokenizers
 
     if kind in _SPLITS:
         split = pre_tokenizers.Split(Regex(_SPLITS[kind]), behavior="isolated")
-        return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        return pre_tokenizers.Sequence(
+            [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
     words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     if kind == "smollm":
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from kaiseki.models import store
+from kaiseki.models.fetch import KNOWN_MODELS, convert, is_hub_id, pull
 from kaiseki.models.progress import Progress, quiet
-from kaiseki.models.pull import KNOWN_MODELS, convert, is_hub_id, pull
 from kaiseki.models.store import ModelError
 
 
@@ -40,8 +40,8 @@ def resolve_model(
     if not path.exists() and is_hub_id(name):
         return pull(name, cache_dir, progress=progress).path
     raise ModelError(
-        f"{name!r} is no model: expected {' or '.join(KNOWN_MODELS)}, a folder with config.json and safetensors, "
-        "a .gguf file, or a model hub repository as organisation/name"
+        f"{name!r} is no model: expected {' or '.join(KNOWN_MODELS)}, a folder with config.json and "
+        "safetensors, a .gguf file, or a model hub repository as organisation/name"
     )
 
 

