@@ -1,0 +1,67 @@
+# `make demo` and `make test` work from a fresh clone: each sets up .venv first.
+
+PYTHON ?= python3
+JOBS ?= 2
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.kaiseki-setup
+REPORT := build/demo.json
+
+# One compute thread per test worker, and idle OpenMP threads that sleep: on a small machine
+# spinning ones cost more than the second thread brings.
+TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false
+
+.DEFAULT_GOAL := help
+.PHONY: help setup model demo test lint format docs clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv with everything that serving, testing and the docs need
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	    || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 setup" >&2; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "setup: installing Kaiseki, PyTorch and the tools into $(VENV), 1 to 5 minutes"
+	@$(BIN)/python -m pip install -qq --progress-bar off --disable-pip-version-check \
+	    -e '.[engine,dev]' -c constraints.txt
+	@touch $@
+	@echo "setup: done"
+
+model: setup ## fetch the small model that the demo and some tests run (SmolLM2-135M-Instruct)
+	@echo "model: fetching SmolLM2-135M-Instruct unless it is in the cache, about half a minute"
+	@$(BIN)/kaiseki pull
+
+# `kaiseki demo` exits 1 when a target is missed, which a first look should not fail on; a crash
+# leaves no report and still fails.
+demo: model ## compare the policies on a real load on this machine, under ten minutes
+	@mkdir -p $(dir $(REPORT)) && rm -f $(REPORT)
+	@echo "demo: measuring this machine, then serving the same load under each policy, some minutes"
+	@$(BIN)/kaiseki demo --json $(REPORT) || { code=$$?; test $$code -eq 1 && test -s $(REPORT); }
+
+lint: setup ## style, types and layering
+	@echo "lint: ruff, mypy, import-linter, about half a minute"
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+test: lint ## lint and all tests, under fifteen minutes on two cores
+	@$(BIN)/kaiseki pull > /dev/null || echo "test: the tests that need SmolLM2 will be skipped"
+	@echo "test: pytest with $(JOBS) workers; kernels are compiled the first time, which takes some minutes"
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
+
+format: setup ## rewrite the sources in the project's style
+	@$(BIN)/ruff check --quiet --fix .
+	@$(BIN)/ruff format --quiet .
+
+docs: setup ## build the documentation into site/
+	@$(BIN)/mkdocs build --quiet --strict
+	@echo "docs: site/index.html"
+
+clean: ## remove what was built, the environment included; the model cache stays
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
