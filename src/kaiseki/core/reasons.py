@@ -14,7 +14,7 @@ class _Worded(IntEnum):
 
     sentence: str
 
-    def __new__(cls, value: int, sentence: str) -> _Worded:
+    def __new__(cls, value: int, sentence: str = "") -> _Worded:
         member = int.__new__(cls, value)
         member._value_ = value
         member.sentence = sentence
@@ -62,6 +62,7 @@ class Event(_Worded):
     CANCELLED = 11, "was cancelled"
     REKEYED = 12, "got a new place in the queue"
     RETRIED = 13, "went back to the queue after an engine error"
+    RESUMED = 14, "was running without progress and got a chunk again"
 
 
 class Reason(_Worded):
@@ -95,3 +96,4 @@ class Reason(_Worded):
     QUEUE_EMPTY = 25, "nothing was waiting"
     ADAPTER = 26, "no adapter slot was free"
     CHAMPION_RESERVE = 27, "kept free so that the oldest running request can always finish"
+    SLOT_RUNNING = 28, "a slot was already being executed, and the next decision comes after it"

@@ -1,0 +1,85 @@
+"""Who has had how much: charged card time per unit of weight, per tenant."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kaiseki.core.decision import F64, I32
+
+
+class Fairness:
+    """Service counters of tenants, in nanoseconds of card time divided by weight.
+
+    A tenant that comes back from idleness is lifted to the least counter among tenants with work, so
+    that it neither collects credit for the time it was away nor pays for it.
+
+    Args:
+        window: how many mean slots of service a tenant may be ahead (B13 `fairness_window`).
+    """
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.names: list[str] = []
+        self.counter: F64 = np.zeros(0)
+        self.weight: F64 = np.zeros(0)
+        self.open_requests: I32 = np.zeros(0, np.int32)
+        self._index: dict[str, int] = {}
+        self._mean_slot_ns = 0.0
+
+    @property
+    def lag_ns(self) -> float:
+        """L: how far ahead of the least a tenant may be and still be granted, ns per unit of weight."""
+        return self.window * self._mean_slot_ns
+
+    def tenant(self, name: str) -> int:
+        """Index of a tenant, made with weight 1 when it is new."""
+        known = self._index.get(name)
+        if known is not None:
+            return known
+        index = len(self.names)
+        self._index[name] = index
+        self.names.append(name)
+        self.counter = np.append(self.counter, 0.0)
+        self.weight = np.append(self.weight, 1.0)
+        self.open_requests = np.append(self.open_requests, np.int32(0))
+        return index
+
+    def set_weight(self, name: str, weight: float) -> None:
+        """Change a tenant's share from now on; what it was charged before is not revalued.
+
+        Raises:
+            ValueError: the weight is not a positive number.
+        """
+        if not weight > 0:
+            raise ValueError(f"tenant {name!r}: weight is {weight}, must be > 0")
+        self.weight[self.tenant(name)] = weight
+
+    def opened(self, tenant: int) -> None:
+        """The tenant has one more open request; the first one lifts it."""
+        if self.open_requests[tenant] == 0:
+            busy = self.open_requests > 0
+            if busy.any():
+                self.counter[tenant] = max(self.counter[tenant], self.counter[busy].min())
+        self.open_requests[tenant] += 1
+
+    def closed(self, tenant: int) -> None:
+        """One of the tenant's requests ended."""
+        self.open_requests[tenant] -= 1
+
+    def charge(self, tenants: I32, shares: F64, measured_ns: float) -> F64:
+        """Charge one step's measured time, split by `shares` (float64[n], any scale), to rows' tenants.
+
+        Returns float64[n], the ns charged for each row.
+        """
+        total = shares.sum()
+        split = shares * (measured_ns / total) if total > 0 else np.zeros(shares.size)
+        np.add.at(self.counter, tenants, split / self.weight[tenants])
+        # The lag is a multiple of the mean slot: the first slot sets its scale, later ones drift slowly.
+        rate = 1.0 if self._mean_slot_ns == 0.0 else 0.01
+        self._mean_slot_ns += rate * (measured_ns - self._mean_slot_ns)
+        return split
+
+    def gap_ns(self) -> float:
+        """Largest difference between counters of tenants that have work, ns per unit of weight."""
+        busy = self.open_requests > 0
+        return float(np.ptp(self.counter[busy])) if busy.sum() > 1 else 0.0

@@ -1,0 +1,284 @@
+"""A request's way through the table: opened, queued, started, preempted, demoted, ended.
+
+The only code that changes a row's state, so that table, queues, KV and counters always agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kaiseki.core.decision import F64, I32
+from kaiseki.core.fairness import Fairness
+from kaiseki.core.policy import Policy
+from kaiseki.core.protocols import KVSpace
+from kaiseki.core.queues import Waiting
+from kaiseki.core.reasons import Event, Finish, Outcome, Reason
+from kaiseki.core.requests import NEVER_NS, Request, ServiceClass
+from kaiseki.core.scan import allowed_late_gaps
+from kaiseki.core.table import NO_ROW, RequestTable, State, View
+from kaiseki.core.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a request ended, with what its owner and the metrics need; times in ns, counts in tokens."""
+
+    request_id: str
+    row: int
+    seq: int
+    tenant: int
+    cls: int
+    outcome: Outcome
+    finish: Finish
+    reason: Reason
+    attained: bool
+    demoted: bool
+    arrival_ns: int
+    admitted_ns: int
+    first_token_ns: int
+    ended_ns: int
+    prompt: int
+    outputs: int
+    cached: int
+    preemptions: int
+    recomputed: int
+    late_gaps: int
+    service_ns: float
+
+
+@dataclass(slots=True)
+class Lifecycle:
+    """Table, queues, KV and counters, and the transitions between states."""
+
+    table: RequestTable
+    waiting: Waiting
+    kv: KVSpace
+    fairness: Fairness
+    trace: Trace
+    policy: Policy
+    rates: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    slot: int = 0
+    ids: dict[str, int] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+    classes: list[ServiceClass] = field(default_factory=list)
+    endings: list[Ending] = field(default_factory=list)
+    _class_index: dict[ServiceClass, int] = field(default_factory=dict)
+    _held: dict[int, list[int]] = field(default_factory=dict)
+    _next_seq: int = 0
+    _next_admission: int = 0
+
+    def class_index(self, cls: ServiceClass) -> int:
+        """Index of a service class, made when it is new."""
+        index = self._class_index.get(cls)
+        if index is None:
+            index = self._class_index[cls] = len(self.classes)
+            self.classes.append(cls)
+        return index
+
+    def open(self, request: Request, now: int) -> int:
+        """Give an accepted request a row and a place in the queue."""
+        t, cls = self.table, request.cls
+        row = t.take()
+        t.seq[row], self._next_seq = self._next_seq, self._next_seq + 1
+        t.tenant[row] = self.fairness.tenant(request.tenant)
+        t.cls[row] = self.class_index(cls)
+        t.tier[row] = cls.tier + request.priority
+        t.weight[row], t.on_late[row] = cls.weight, cls.on_late
+        t.arrival_ns[row] = request.arrival_ns
+        t.ttft_ns[row] = NEVER_NS if cls.ttft_ns is None else cls.ttft_ns
+        t.tbt_ns[row] = NEVER_NS if cls.tbt_ns is None else cls.tbt_ns
+        t.deadline_ns[row] = NEVER_NS if cls.deadline_ns is None else cls.deadline_ns
+        t.prompt[row], t.max_tokens[row] = request.prompt_tokens, request.max_tokens
+        t.min_tokens[row] = min(request.min_tokens, request.max_tokens)
+        self.ids[request.id], self.names[row] = row, request.id
+        self.kv.register(row, request.block_hashes)
+        self.fairness.opened(int(t.tenant[row]))
+        rows = np.array([row], np.int32)
+        self.trace.note(
+            self.slot, now, t.seq[rows], Event.SUBMITTED, Reason.NONE, float(request.prompt_tokens)
+        )
+        parent = self.ids.get(request.fork_of, NO_ROW) if request.fork_of is not None else NO_ROW
+        if parent != NO_ROW and t.prompt[parent] == request.prompt_tokens:
+            t.fork_of[row] = parent
+            self._held.setdefault(parent, []).append(row)
+            if t.confirmed[parent] < t.prompt[parent]:
+                t.state[row] = State.HELD
+                return row
+        self.enqueue(rows)
+        return row
+
+    def view(self, rows: I32, uncached: I32 | None = None) -> View:
+        """A policy's view of rows; `uncached` defaults to all that is known and not computed."""
+        t = self.table
+        left = t.prompt[rows] + t.outputs[rows] - t.computed[rows] if uncached is None else uncached
+        slot_ns, token_ns, _ = self.rates
+        lone_ns: F64 = slot_ns + token_ns * left.astype(np.float64)
+        return View(t, rows, left, lone_ns)
+
+    def enqueue(self, rows: I32) -> None:
+        """Put rows that hold nothing into the waiting queue."""
+        t = self.table
+        known = t.prompt[rows] + t.outputs[rows]
+        cached = self.kv.cached_tokens(rows, known - 1)[:, 0]
+        view = self.view(rows, known - cached)
+        t.state[rows] = State.WAITING
+        self.waiting.add(rows, self.policy.key(view), self.latest_start(view))
+
+    def latest_start(self, view: View) -> F64:
+        """float64[n]: when each must have started to meet its SLO, alone and with best cache; inf for none."""
+        start = np.full(view.rows.size, np.inf)
+        if not self.policy.gives_up:
+            return start
+        decode_ns = self.rates[2]
+        timed = (view.first_token_ns < 0) & (view.ttft_ns < NEVER_NS)
+        start[timed] = (view.arrival_ns + view.ttft_ns - view.lone_ns)[timed]
+        rest = np.maximum(view.min_tokens - view.outputs - 1, 0) * decode_ns
+        dated = view.deadline_ns < NEVER_NS
+        start[dated] = np.minimum(start, view.arrival_ns + view.deadline_ns - view.lone_ns - rest)[dated]
+        return start
+
+    def start(self, rows: I32, starts: I32, now: int) -> None:
+        """Waiting rows get their first chunk since they last waited; their KV is attached already."""
+        t = self.table
+        self.waiting.take(rows)
+        t.start_running(rows)
+        t.computed[rows] = starts
+        t.confirmed[rows] = starts
+        t.passes[rows] = 0
+        t.admitted_seq[rows] = np.arange(self._next_admission, self._next_admission + rows.size)
+        self._next_admission += rows.size
+        fresh = rows[t.admitted_ns[rows] < 0]
+        t.admitted_ns[fresh] = now
+        t.cached[fresh] = t.computed[fresh]
+
+    def stop(self, rows: I32, state: State) -> None:
+        """Running rows give up their KV; what is in flight for them becomes void."""
+        t = self.table
+        self.kv.release(rows, t.inflight_slot[rows])
+        for row in rows:
+            t.stop_running(int(row), state)
+        t.epoch[rows] += 1
+        t.pending[rows] = 0
+        t.computed[rows] = 0
+        t.confirmed[rows] = 0
+        t.inflight_slot[rows] = -1
+        t.shared_tail[rows] = False
+
+    def preempt(
+        self, rows: I32, event: Event, reason: Reason, now: int, amount: float = 0.0, other: int = -1
+    ) -> None:
+        """Stop running rows and queue them again; they will compute their KV anew."""
+        t = self.table
+        t.recomputed[rows] += t.computed[rows]
+        t.preemptions[rows] += 1
+        t.preempted_slot[rows] = self.slot
+        self.trace.note(self.slot, now, t.seq[rows], event, reason, amount, other)
+        self.stop(rows, State.WAITING)
+        for row in rows:
+            self._release_held(int(row))
+        self.enqueue(rows)
+
+    def demote(self, rows: I32, reason: Reason, now: int) -> None:
+        """Rows become best effort: last in their tenant, and no target of theirs binds a slot any more."""
+        t = self.table
+        self.trace.note(self.slot, now, t.seq[rows], Event.DEMOTED, reason)
+        t.demoted[rows] = True
+        queued = rows[t.state[rows] == State.WAITING]
+        if queued.size:
+            self.waiting.take(queued)
+            self.enqueue(queued)
+
+    def end(self, row: int, outcome: Outcome, reason: Reason, now: int, finish: Finish = Finish.NONE) -> None:
+        """The one way out: frees everything the row has and recycles it."""
+        t = self.table
+        rows = np.array([row], np.int32)
+        self.endings.append(self._ending(row, outcome, reason, now, finish))
+        event = _EVENT_OF[outcome]
+        self.trace.note(self.slot, now, t.seq[rows], event, reason, float(t.outputs[row]))
+        if t.state[row] == State.RUNNING:
+            self.stop(rows, State.FREE)
+        elif t.state[row] == State.WAITING:
+            self.waiting.take(rows)
+        self._release_held(row)
+        parent = int(t.fork_of[row])
+        if parent in self._held:
+            self._held[parent].remove(row)
+        self.fairness.closed(int(t.tenant[row]))
+        self.kv.forget(row)
+        del self.ids[self.names.pop(row)]
+        t.recycle(row)
+
+    def prompts_done(self) -> None:
+        """Let forks go whose sibling has computed their prompt."""
+        t = self.table
+        for parent, children in self._held.items():
+            held = [c for c in children if t.state[c] == State.HELD]
+            if held and t.confirmed[parent] >= t.prompt[parent]:
+                self.enqueue(np.array(held, np.int32))
+
+    def forkable(self, rows: I32) -> I32:
+        """int32[n]: running row whose computed prompt each waiting row can share, NO_ROW where there is none."""
+        t = self.table
+        parents = t.fork_of[rows]
+        ready = (
+            (parents != NO_ROW)
+            & (t.outputs[rows] == 0)
+            & (t.state[parents] == State.RUNNING)
+            & (t.confirmed[parents] >= t.prompt[rows])
+        )
+        return np.where(ready, parents, np.int32(NO_ROW)).astype(np.int32)
+
+    def attained(self, row: int, now: int) -> bool:
+        """Whether a completed row met its SLO (TTFT, share of late gaps, deadline)."""
+        t = self.table
+        in_time = t.first_token_ns[row] - t.arrival_ns[row] <= t.ttft_ns[row]
+        steady = t.late_gaps[row] <= allowed_late_gaps(int(t.max_tokens[row]))
+        return bool(
+            in_time and steady and now - t.arrival_ns[row] <= t.deadline_ns[row] and not t.demoted[row]
+        )
+
+    def _release_held(self, parent: int) -> None:
+        """Forks of a row that can no longer be shared take the ordinary way."""
+        t = self.table
+        children = self._held.pop(parent, [])
+        for child in children:
+            t.fork_of[child] = NO_ROW
+        held = [c for c in children if t.state[c] == State.HELD]
+        if held:
+            self.enqueue(np.array(held, np.int32))
+
+    def _ending(self, row: int, outcome: Outcome, reason: Reason, now: int, finish: Finish) -> Ending:
+        t = self.table
+        return Ending(
+            request_id=self.names[row],
+            row=row,
+            seq=int(t.seq[row]),
+            tenant=int(t.tenant[row]),
+            cls=int(t.cls[row]),
+            outcome=outcome,
+            finish=finish,
+            reason=reason,
+            attained=outcome == Outcome.COMPLETED and self.attained(row, now),
+            demoted=bool(t.demoted[row]),
+            arrival_ns=int(t.arrival_ns[row]),
+            admitted_ns=int(t.admitted_ns[row]),
+            first_token_ns=int(t.first_token_ns[row]),
+            ended_ns=now,
+            prompt=int(t.prompt[row]),
+            outputs=int(t.outputs[row]),
+            cached=int(t.cached[row]),
+            preemptions=int(t.preemptions[row]),
+            recomputed=int(t.recomputed[row]),
+            late_gaps=int(t.late_gaps[row]),
+            service_ns=float(t.service_ns[row]),
+        )
+
+
+_EVENT_OF = {
+    Outcome.COMPLETED: Event.FINISHED,
+    Outcome.EXPIRED: Event.EXPIRED,
+    Outcome.FAILED: Event.FAILED,
+    Outcome.CANCELLED: Event.CANCELLED,
+}

@@ -1,0 +1,70 @@
+"""What the core says about its own decisions: one record per touched request, one per changed cutoff.
+
+A record for every waiting request in every slot would cost more than the slot. A queue whose cutoff
+changed leaves one; why an untouched request waited follows from its key against the cutoff in force.
+The buffer is drained by whoever keeps history (`observe`), once per slot.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kaiseki.core.decision import F64, I32, I64, Cutoff
+from kaiseki.core.reasons import Event, Reason
+
+RECORD = np.dtype(
+    [
+        ("slot", np.int64),
+        ("t_ns", np.int64),
+        ("seq", np.int64),  # arrival sequence of the request
+        ("event", np.int8),
+        ("reason", np.int8),
+        ("other", np.int64),  # arrival sequence of the request it yielded to, -1 for none
+        ("amount", np.float64),  # the figure behind the reason, in the reason's own unit
+    ]
+)
+
+
+class Trace:
+    """Records since the last drain. Grows when a slot touches more than there is room for."""
+
+    def __init__(self, capacity: int = 4096) -> None:
+        self._records: npt.NDArray[np.void] = np.zeros(capacity, RECORD)
+        self._count = 0
+        self._cutoffs: list[Cutoff] = []
+        self._last: dict[int, Cutoff] = {}
+
+    def note(
+        self,
+        slot: int,
+        now: int,
+        seqs: I64,
+        event: Event,
+        reason: Reason | I32,
+        amount: float | F64 = 0.0,
+        other: int | I64 = -1,
+    ) -> None:
+        """Add one record per request in `seqs`."""
+        n = seqs.size
+        if n == 0:
+            return
+        while self._count + n > self._records.size:
+            self._records = np.concatenate([self._records, np.zeros_like(self._records)])
+        part = self._records[self._count : self._count + n]
+        part["slot"], part["t_ns"], part["seq"] = slot, now, seqs
+        part["event"], part["reason"], part["amount"], part["other"] = event, reason, amount, other
+        self._count += n
+
+    def cut(self, cutoff: Cutoff) -> None:
+        """Keep a cutoff if it says something new about its queue."""
+        last = self._last.get(cutoff.tenant)
+        if last is None or (last.key, last.seq, last.reason) != (cutoff.key, cutoff.seq, cutoff.reason):
+            self._last[cutoff.tenant] = cutoff
+            self._cutoffs.append(cutoff)
+
+    def drain(self) -> tuple[npt.NDArray[np.void], list[Cutoff]]:
+        """Everything since the last call: RECORD[n] and the cutoffs that came into force."""
+        records, self._count = self._records[: self._count].copy(), 0
+        cutoffs, self._cutoffs = self._cutoffs, []
+        return records, cutoffs

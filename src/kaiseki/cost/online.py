@@ -1,0 +1,93 @@
+"""A linear cost model that learns from measured steps."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kaiseki.core.decision import F64
+from kaiseki.core.protocols import F_SLOT, N_FEATURES
+
+_NOISE = 0.1
+"""Standard deviation of one step's time around its expectation, relative."""
+_DOUBT = 0.5
+"""Standard deviation of the prior, relative to each weight."""
+_DRIFT = 0.005
+"""Standard deviation of how much a fully excited weight may move per step, relative."""
+_FLOOR = 1e-3
+"""A weight never falls below this part of its prior, or it could not rise again."""
+
+
+class OnlineLinear:
+    """Step time as a non-negative linear form of the features, corrected after every step.
+
+    Recursive least squares in its Kalman form (R. E. Kalman, 1960), on relative changes of the weights:
+    what is observed is measured / predicted - 1, and a weight's part in it is its share of the
+    prediction. Both estimate and drift move only where the step's features excite them, so a term that
+    did not occur keeps its value and its certainty. Weights stay positive, which the compiled inversion
+    of the model relies on.
+
+    Args:
+        prior: float64[N_FEATURES], ns per unit of each feature; a zero switches the term off.
+        clip: one step counts as at most this many times its prediction, and no less than its inverse.
+
+    Raises:
+        ValueError: the prior has another shape, a negative entry or no fixed cost.
+    """
+
+    def __init__(self, prior: F64, clip: float = 4.0) -> None:
+        prior = np.asarray(prior, np.float64)
+        if prior.shape != (N_FEATURES,) or not (prior >= 0).all() or not prior[F_SLOT] > 0:
+            raise ValueError(f"prior: {prior}; needs {N_FEATURES} numbers >= 0, the first > 0")
+        self._weights = prior.copy()
+        self._least = prior * _FLOOR
+        self._clip = clip
+        self._covariance = np.eye(N_FEATURES) * _DOUBT**2
+        self._overrun = 0.0
+
+    @property
+    def weights(self) -> F64:
+        """float64[N_FEATURES], ns per unit of feature."""
+        return self._weights.copy()
+
+    def planes(self) -> F64:
+        """float64[1, 1, N_FEATURES]."""
+        return self._weights.reshape(1, 1, -1).copy()
+
+    def headroom(self) -> float:
+        """1 plus twice the running mean of relative overruns; at most 1.5."""
+        return 1.0 + min(2.0 * self._overrun, 0.5)
+
+    def observe(self, features: F64, measured_ns: int) -> None:
+        """Correct the weights by one measured step."""
+        predicted = float(self._weights @ features)
+        if predicted <= 0 or measured_ns <= 0:
+            return
+        surprise = float(np.clip(measured_ns / predicted, 1 / self._clip, self._clip)) - 1.0
+        self._overrun += 0.02 * (max(surprise, 0.0) - self._overrun)
+        share = self._weights * features / predicted
+        spread = self._covariance @ share
+        gain = spread / (float(share @ spread) + _NOISE**2)
+        self._weights = np.maximum(self._weights * np.maximum(1.0 + gain * surprise, 0.1), self._least)
+        self._covariance += np.diag((_DRIFT * share) ** 2) - np.outer(gain, spread)
+
+
+class FixedLinear:
+    """A linear cost model that never changes; for tests and for what-if.
+
+    Args:
+        weights: float64[N_FEATURES], ns per unit of feature.
+    """
+
+    def __init__(self, weights: F64) -> None:
+        self._planes = np.asarray(weights, np.float64).reshape(1, 1, -1)
+
+    def planes(self) -> F64:
+        """float64[1, 1, N_FEATURES]."""
+        return self._planes
+
+    def headroom(self) -> float:
+        """Always 1."""
+        return 1.0
+
+    def observe(self, features: F64, measured_ns: int) -> None:
+        """Nothing is learnt."""

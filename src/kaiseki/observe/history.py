@@ -1,0 +1,152 @@
+"""Recent past of one scheduler, in rings: touched requests, cutoffs, slots. What `explain` reads."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kaiseki.core.decision import Cutoff
+from kaiseki.core.lifecycle import Ending
+from kaiseki.core.reasons import Outcome, Reason
+from kaiseki.core.requests import Request
+from kaiseki.core.trace import RECORD
+
+CUTOFF = np.dtype(
+    [
+        ("slot", np.int64),
+        ("t_ns", np.int64),
+        ("tenant", np.int64),
+        ("key", np.float64),
+        ("seq", np.int64),
+        ("reason", np.int8),
+        ("short_by", np.float64),
+    ]
+)
+SLOT = np.dtype([("slot", np.int64), ("decided_ns", np.int64)])
+
+
+class Ring:
+    """The last `capacity` records of one structured dtype, oldest first when read."""
+
+    def __init__(self, dtype: np.dtype[np.void], capacity: int) -> None:
+        self._data: npt.NDArray[np.void] = np.zeros(capacity, dtype)
+        self._written = 0
+
+    def extend(self, records: npt.NDArray[np.void]) -> None:
+        """Append records; the oldest make room."""
+        records = records[-self._data.size :]
+        at = (self._written + np.arange(records.size)) % self._data.size
+        self._data[at] = records
+        self._written += records.size
+
+    def read(self) -> npt.NDArray[np.void]:
+        """A copy of what is kept, oldest first."""
+        if self._written <= self._data.size:
+            return self._data[: self._written].copy()
+        turn = self._written % self._data.size
+        return np.concatenate([self._data[turn:], self._data[:turn]])
+
+
+@dataclass(slots=True)
+class Story:
+    """What is known of one request apart from its events.
+
+    Attributes:
+        request: as submitted (lengths, class, tenant; no text).
+        seq: arrival sequence; -1 when it was refused.
+        tenant: tenant index in the core.
+        key: policy key under which it waited first.
+        ending: how it ended, or None.
+        refusal: reason and numbers when it was refused.
+    """
+
+    request: Request
+    seq: int
+    tenant: int = -1
+    key: float = 0.0
+    ending: Ending | None = None
+    refusal: Reason | None = None
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    refused_ns: int = 0
+
+
+class History:
+    """Bounded memory of what happened.
+
+    Args:
+        records: how many records of touched requests to keep.
+        requests: how many requests to keep; ended ones go first in, first out.
+    """
+
+    def __init__(self, records: int = 1 << 17, requests: int = 1 << 14) -> None:
+        self.records = Ring(RECORD, records)
+        self.cutoffs = Ring(CUTOFF, records // 4)
+        self.slots = Ring(SLOT, records // 2)
+        self._stories: OrderedDict[str, Story] = OrderedDict()
+        self._by_seq: dict[int, str] = {}
+        self._capacity = requests
+
+    def opened(self, story: Story) -> None:
+        """Remember a new request, or a refused one."""
+        self._stories[story.request.id] = story
+        if story.seq >= 0:
+            self._by_seq[story.seq] = story.request.id
+        while len(self._stories) > self._capacity:
+            _, old = self._stories.popitem(last=False)
+            self._by_seq.pop(old.seq, None)
+
+    def ended(self, ending: Ending) -> None:
+        """Remember how a request ended."""
+        story = self._stories.get(ending.request_id)
+        if story is not None:
+            story.ending = ending
+
+    def slot(self, slot: int, decided_ns: int, records: npt.NDArray[np.void], cutoffs: list[Cutoff]) -> None:
+        """Take in what one decision, or what happened since the last one, left behind."""
+        self.slots.extend(np.array([(slot, decided_ns)], SLOT))
+        self.records.extend(records)
+        if cutoffs:
+            rows = [(c.slot, decided_ns, c.tenant, c.key, c.seq, c.reason, c.short_by) for c in cutoffs]
+            self.cutoffs.extend(np.array(rows, CUTOFF))
+
+    def story(self, request_id: str) -> Story | None:
+        """What is known of a request."""
+        return self._stories.get(request_id)
+
+    def name_of(self, seq: int) -> str | None:
+        """Request id of an arrival sequence."""
+        return self._by_seq.get(seq)
+
+    def recent(self, limit: int, tenant: str | None) -> list[dict[str, Any]]:
+        """Newest requests first, in one line each; only those of `tenant` unless it is None."""
+        found: list[dict[str, Any]] = []
+        for story in reversed(self._stories.values()):
+            if len(found) == limit:
+                break
+            if tenant is None or story.request.tenant == tenant:
+                found.append(summary_of(story))
+        return found
+
+
+def summary_of(story: Story) -> dict[str, Any]:
+    """One line about a request: who, how long, how it ended."""
+    r, e = story.request, story.ending
+    outcome = Outcome.REFUSED if story.refusal is not None else (e.outcome if e else Outcome.OPEN)
+    first = None
+    if e is not None and e.first_token_ns >= 0:
+        first = round((e.first_token_ns - e.arrival_ns) / 1e6, 3)
+    return {
+        "request": r.id,
+        "tenant": r.tenant,
+        "class": r.cls.name,
+        "prompt_tokens": r.prompt_tokens,
+        "output_tokens": e.outputs if e else None,
+        "outcome": outcome.label,
+        "attained": e.attained if e else (False if story.refusal is not None else None),
+        "ttft_ms": first,
+    }

@@ -1,0 +1,1 @@
+"""Scheduling policies: frozen settings plus pure functions over arrays, one file each."""

@@ -1,0 +1,34 @@
+"""Earliest deadline first: the next target that a request has to meet orders everything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from kaiseki.core.decision import F64
+from kaiseki.core.policy import Order, Policy
+from kaiseki.core.requests import NEVER_NS
+from kaiseki.core.table import View
+
+
+def first_due_ns(view: View) -> F64:
+    """float64[n]: when the first target of each request falls due, ns; very late without any."""
+    ttft = np.where(view.ttft_ns < NEVER_NS, view.arrival_ns + view.ttft_ns, NEVER_NS)
+    last = np.where(view.deadline_ns < NEVER_NS, view.arrival_ns + view.deadline_ns, NEVER_NS)
+    return np.minimum(ttft, last).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Edf(Policy):
+    """Deadlines order the queue and running prefills alike; decodes go first, within a token budget."""
+
+    name: ClassVar[str] = "edf"
+    budget_tokens: int | None = 512
+    order: Order = Order.DECODES_FIRST
+    running_first: bool = False
+
+    def key(self, view: View) -> F64:
+        """The first due time, ns."""
+        return first_due_ns(view)

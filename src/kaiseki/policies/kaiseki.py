@@ -1,0 +1,41 @@
+"""The default policy: urgency order, slots bounded by the tightest TBT, giving up early, fair shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from kaiseki.core.decision import F64, I64
+from kaiseki.core.policy import Order, Policy
+from kaiseki.core.table import View
+from kaiseki.policies.edf import first_due_ns
+
+
+@dataclass(frozen=True)
+class Kaiseki(Policy):
+    """Urgency `w * exp(-(d - t) / tau)`: its logarithm orders requests the same at any t (A4).
+
+    So the key `d / tau - ln w` is static: a weight moves a deadline by `tau * ln w`.
+    """
+
+    name: ClassVar[str] = "kaiseki"
+    order: Order = Order.URGENCY
+    time_bound: bool = True
+    running_first: bool = False
+    strict: bool = False
+    gives_up: bool = True
+    fair: bool = True
+    buys: bool = True
+
+    def key(self, view: View) -> F64:
+        """Minus the logarithm of urgency, without the part that all requests share."""
+        key: F64 = first_due_ns(view) / (self.tau_ms * 1e6) - np.log(view.weight)
+        return key
+
+    def victim_cost(self, view: View, blocks: I64, now_ns: int) -> F64:
+        """Loss per block freed: the time to compute it again, plus what an undemoted request is worth."""
+        worth = np.where(view.demoted, 0.0, view.weight)
+        loss: F64 = (view.lone_ns / 1e9 + worth) / np.maximum(blocks, 1)
+        return loss
