@@ -1,0 +1,99 @@
+"""What operators and monitoring read: models, health, metrics, and why requests fared as they did."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from pydantic_core import to_json
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from kaiseki.observe.exposition import expose
+from kaiseki.server.errors import REASON_HEADER, ApiError, invalid
+from kaiseki.server.service import Service
+
+MAX_RECENT = 1000
+BODY_ID_PREFIXES = ("chatcmpl-", "cmpl-")
+
+
+async def models(http: HttpRequest, service: Service) -> Response:
+    """GET /v1/models."""
+    service.directory.caller(http.headers)
+    return JSONResponse({"object": "list", "data": [_model(service)]})
+
+
+async def model(http: HttpRequest, service: Service) -> Response:
+    """GET /v1/models/{id}."""
+    service.directory.caller(http.headers)
+    service.check_model(http.path_params["model_id"])
+    return JSONResponse(_model(service))
+
+
+async def health(http: HttpRequest, service: Service) -> Response:
+    """GET /health: 503 with a reason when no progress is made or no work is taken."""
+    state = service.driver.health()
+    reason = "draining: no new requests are taken" if service.draining else state.reason
+    if state.ok and not service.draining:
+        return JSONResponse({"status": "ok"})
+    code = "draining" if service.draining else "no_progress"
+    return JSONResponse({"status": code, "reason": reason}, 503, {REASON_HEADER: code})
+
+
+async def metrics(http: HttpRequest, service: Service) -> Response:
+    """GET /metrics."""
+    page, content_type = expose(service.driver.metrics, http.headers.get("accept", ""))
+    return Response(page, headers={"content-type": content_type})
+
+
+async def explain(http: HttpRequest, service: Service) -> Response:
+    """GET /kaiseki/v1/requests/{id}: the id in a header or in a body, with `-1`, `-2` for further choices."""
+    caller = service.directory.admin(http.headers)
+    request_id = str(http.path_params["request_id"])
+    for prefix in BODY_ID_PREFIXES:
+        request_id = request_id.removeprefix(prefix)
+    document = await asyncio.to_thread(service.driver.explain, request_id)
+    # The same answer for what is not there and for what belongs to others.
+    if document is None or not (caller.operator or document.get("tenant") == caller.charged):
+        message = f"No request {request_id!r:.80} is known; ended ones are forgotten after a while."
+        raise ApiError(404, message, param="request_id", code="request_not_found")
+    return _json(document)
+
+
+async def recent(http: HttpRequest, service: Service) -> Response:
+    """GET /kaiseki/v1/requests?limit=N: newest first."""
+    caller = service.directory.admin(http.headers)
+    text = http.query_params.get("limit", "100")
+    if not (text.isdecimal() and 1 <= int(text) <= MAX_RECENT):
+        raise invalid("limit", f"must be a whole number from 1 to {MAX_RECENT}", text)
+    tenant = None if caller.operator else caller.charged
+    requests = await asyncio.to_thread(service.driver.recent, int(text), tenant)
+    return _json({"requests": requests})
+
+
+async def state(http: HttpRequest, service: Service) -> Response:
+    """GET /kaiseki/v1/state: everything for an operator, a tenant's own part for a tenant."""
+    caller = service.directory.admin(http.headers)
+    document = await asyncio.to_thread(service.driver.snapshot)
+    if not caller.operator:
+        own = document.get("tenants", {}).get(caller.charged)
+        kept = ("slot", "policy", "draining")
+        document = {key: document[key] for key in kept if key in document}
+        document["tenants"] = {} if own is None else {caller.charged: own}
+    return _json(document)
+
+
+def _json(document: Any) -> Response:
+    """JSON of what the core reports: NumPy numbers as numbers, infinities as null."""
+    data = to_json(document, inf_nan_mode="null", fallback=lambda value: value.tolist())
+    return Response(data, media_type="application/json")
+
+
+def _model(service: Service) -> dict[str, Any]:
+    return {
+        "id": service.model.name,
+        "object": "model",
+        "created": service.started_s,
+        "owned_by": "kaiseki",
+        "max_model_len": service.model.max_context,
+    }
