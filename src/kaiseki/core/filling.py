@@ -76,7 +76,7 @@ def _least_counter(counter: F64, more: I32) -> float:
 
 
 @njit
-def _grant(
+def _grant(  # noqa: PLR0911 - one return per constraint, in the order in which they bind
     decode: bool,
     waiting: bool,
     start: int,

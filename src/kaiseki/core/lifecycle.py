@@ -127,7 +127,7 @@ class Lifecycle:
         self.waiting.add(rows, self.policy.key(view), self.latest_start(view))
 
     def latest_start(self, view: View) -> F64:
-        """float64[n]: when each must have started to meet its SLO, alone and with best cache; inf for none."""
+        """float64[n]: when each must start to meet its SLO, alone with best cache; inf without target."""
         start = np.full(view.rows.size, np.inf)
         if not self.policy.gives_up:
             return start
@@ -219,7 +219,7 @@ class Lifecycle:
                 self.enqueue(np.array(held, np.int32))
 
     def forkable(self, rows: I32) -> I32:
-        """int32[n]: running row whose computed prompt each waiting row can share, NO_ROW where there is none."""
+        """int32[n]: running row whose computed prompt each waiting row can share, else NO_ROW."""
         t = self.table
         parents = t.fork_of[rows]
         ready = (

@@ -30,7 +30,7 @@ class Purchase:
 
 
 def miss_probability(slack_ns: F64, tau_ns: float) -> F64:
-    """float64[n]: chance that a request with this much slack misses if it waits: exp(-slack / tau), at most 1.
+    """float64[n]: chance that a request with this slack misses if it waits, exp(-slack / tau), at most 1.
 
     The same exponential as the urgency of A4, read as a probability.
     """
@@ -38,7 +38,7 @@ def miss_probability(slack_ns: F64, tau_ns: float) -> F64:
 
 
 def slack_ns(view: View, now: int) -> F64:
-    """float64[n]: ns until the nearest target is missed if only its lone time were needed; inf without target."""
+    """float64[n]: ns to spare before the nearest target, after its lone time; inf without target."""
     due = np.full(view.rows.size, np.inf)
     waiting_first = (view.first_token_ns < 0) & (view.ttft_ns < NEVER_NS)
     due[waiting_first] = (view.arrival_ns + view.ttft_ns)[waiting_first]
@@ -87,7 +87,7 @@ def choose_purchase(
 
 
 def newcomer_value(newcomer: View, now: int, tau_ns: float, slo_lambda: float) -> float:
-    """Seconds of card time that admitting this one request now is worth: lambda * weight * P(miss if it waits)."""
+    """What admitting one request now is worth, seconds: lambda * weight * P(miss if it waits)."""
     chance = miss_probability(slack_ns(newcomer, now), tau_ns)
     return slo_lambda * float(newcomer.weight[0] * chance[0])
 

@@ -174,7 +174,7 @@ class KVSpace(Protocol):
         ...
 
     def release(self, rows: I32, fences: I64) -> None:
-        """Give up the rows' blocks. A block of a row with fence >= 0 stays in limbo until that slot retires."""
+        """Give up the rows' blocks; with a fence >= 0 they stay in limbo until that slot retires."""
         ...
 
     def retire(self, slot: int) -> None:
