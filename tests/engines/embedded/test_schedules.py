@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from kaiseki.core.reasons import Finish
+from kaiseki.engines.embedded.rows import RowState
 
 FAMILIES = ["llama", "qwen2", "qwen3", "smollm3"]
 
@@ -100,16 +101,39 @@ def test_random_schedules_give_the_output_of_transformers(
     played = hand(family, depth=depth)
     preemptions = 0
     for seed in range(3):
-        scheduler = RandomScheduler(played, seed, depth)
-        for row in range(6):
-            prompt = prompt_of(5 + 9 * row, seed * 10 + row)
-            scheduler.sequences[row] = Sequence(prompt, 12)
-            played.open(row, prompt, max_tokens=12)
-        scheduler.run()
+        scheduler = run_random(played, seed, depth)
         preemptions += scheduler.preemptions
         for s in scheduler.sequences.values():
             assert s.known == played.expected(s.prompt, 12)
     assert preemptions
+
+
+def run_random(played: Any, seed: int, depth: int) -> RandomScheduler:
+    scheduler = RandomScheduler(played, seed, depth)
+    for row in range(6):
+        prompt = prompt_of(5 + 9 * row, seed * 10 + row)
+        scheduler.sequences[row] = Sequence(prompt, 12)
+        played.open(row, prompt, max_tokens=12)
+    scheduler.run()
+    return scheduler
+
+
+def test_random_schedules_notice_stale_tokens(
+    hand: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that appends tokens, instead of writing them where they belong, must not pass."""
+    put = RowState.put
+    lengths: dict[int, int] = {}
+
+    def append(state: RowState, position: int, token: int) -> Any:
+        length = lengths.get(id(state), state.prompt)
+        lengths[id(state)] = length + 1
+        return put(state, length if length < state.tokens.size else position, token)
+
+    monkeypatch.setattr(RowState, "put", append)
+    played = hand(depth=1)
+    sequences = [s for seed in range(3) for s in run_random(played, seed, 1).sequences.values()]
+    assert any(s.known != played.expected(s.prompt, 12) for s in sequences)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 4, 5, 7, 16])
