@@ -59,7 +59,7 @@ format: setup ## rewrite the sources in the project's style
 	@$(BIN)/ruff format --quiet .
 
 docs: setup ## build the documentation into site/
-	@$(BIN)/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "docs: site/index.html"
 
 clean: ## remove what was built, the environment included; the model cache stays
