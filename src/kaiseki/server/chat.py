@@ -17,6 +17,7 @@ from kaiseki.server.generation import Generation, Piece
 from kaiseki.server.service import Service
 from kaiseki.server.slo import SLO_HEADER
 from kaiseki.server.sse import EventStream, event
+from kaiseki.server.timing import Stamps
 
 
 async def chat_completions(http: HttpRequest, service: Service) -> Response:
@@ -37,7 +38,8 @@ async def chat_completions(http: HttpRequest, service: Service) -> Response:
     head = {"id": f"chatcmpl-{request_id(http)}", "created": int(time.time()), "model": service.model.name}
     headers = {SLO_HEADER: asked.slo}
     if body.stream:
-        events = _events(generation, head | {"object": "chat.completion.chunk"}, body)
+        stamps = Stamps(http.headers, asked.arrival_ns)
+        events = _events(generation, head | {"object": "chat.completion.chunk"}, body, stamps)
         return EventStream(events, lambda: service.close_generation(generation), headers)
     try:
         whole = await generation.complete()
@@ -49,7 +51,7 @@ async def chat_completions(http: HttpRequest, service: Service) -> Response:
 
 
 async def _events(
-    generation: Generation, head: dict[str, Any], body: ChatRequest
+    generation: Generation, head: dict[str, Any], body: ChatRequest, stamps: Stamps
 ) -> AsyncGenerator[bytes, None]:
     if body.include_usage:
         head["usage"] = None
@@ -58,10 +60,11 @@ async def _events(
     async for pieces in generation.pieces():
         data = b""
         for piece in pieces:
-            if piece.text or piece.finish or (body.logprobs and piece.tokens):
+            stamp = stamps.of(piece)
+            if piece.text or piece.finish or stamp or (body.logprobs and piece.tokens):
                 delta = {"content": piece.text} if piece.text else {}
                 choice = _delta(piece.index, delta, piece.finish, _logprobs(piece, body))
-                data += event(head | {"choices": [choice]})
+                data += event(head | {"choices": [choice]} | stamp)
         if data:
             yield data
     if body.include_usage:

@@ -15,6 +15,7 @@ from kaiseki.server.generation import Generation, Piece
 from kaiseki.server.service import Encode, Service
 from kaiseki.server.slo import SLO_HEADER
 from kaiseki.server.sse import EventStream, event
+from kaiseki.server.timing import Stamps
 
 
 async def completions(http: HttpRequest, service: Service) -> Response:
@@ -39,7 +40,8 @@ async def completions(http: HttpRequest, service: Service) -> Response:
     }
     headers = {SLO_HEADER: asked.slo}
     if body.stream:
-        events = _events(generation, head, body)
+        stamps = Stamps(http.headers, asked.arrival_ns)
+        events = _events(generation, head, body, stamps)
         return EventStream(events, lambda: service.close_generation(generation), headers)
     try:
         whole = await generation.complete()
@@ -56,7 +58,7 @@ def _encoder(service: Service, prompt: str | list[int]) -> Encode:
 
 
 async def _events(
-    generation: Generation, head: dict[str, Any], body: CompletionRequest
+    generation: Generation, head: dict[str, Any], body: CompletionRequest, stamps: Stamps
 ) -> AsyncGenerator[bytes, None]:
     if body.include_usage:
         head["usage"] = None
@@ -64,8 +66,10 @@ async def _events(
     async for pieces in generation.pieces():
         data = b""
         for piece in pieces:
-            if piece.text or piece.finish or (body.logprobs is not None and piece.tokens):
-                data += event(head | {"choices": [_choice(piece, body, offsets[piece.index])]})
+            stamp = stamps.of(piece)
+            if piece.text or piece.finish or stamp or (body.logprobs is not None and piece.tokens):
+                choice = _choice(piece, body, offsets[piece.index])
+                data += event(head | {"choices": [choice]} | stamp)
                 offsets[piece.index] += len(piece.text)
         if data:
             yield data

@@ -27,6 +27,8 @@ class Piece:
     index: int
     tokens: list[TokenOutput]
     finish: str | None
+    time_ns: int = 0
+    demoted: bool = False
 
     @property
     def text(self) -> str:
@@ -124,7 +126,7 @@ class Generation:
         finish = None
         if update.outcome is Outcome.COMPLETED:
             finish = "length" if update.finish is Finish.LENGTH else "stop"
-        return Piece(index, list(update.payload or ()), finish)
+        return Piece(index, list(update.payload or ()), finish, update.time_ns, update.demoted)
 
     async def _cancel_on_disconnect(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
