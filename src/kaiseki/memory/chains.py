@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kaiseki.core.decision import I32, I64
+from kaiseki.core.decision import I32
 from kaiseki.memory.hashing import join_digests
 from kaiseki.memory.layout import COUNT, LANE, OFFSET, REQUEST_FIELDS, ROOM
 
@@ -27,12 +27,12 @@ class ChainStore:
 
     Attributes:
         requests: int32[N, REQUEST_FIELDS], grows by doubling.
-        chain: int64[M, 4], grows by doubling.
+        chain: int32[M, 8], grows by doubling.
     """
 
     def __init__(self, rows: int) -> None:
         self.requests: I32 = _blank(rows)
-        self.chain: I64 = np.empty((rows, 4), np.int64)
+        self.chain: I32 = np.empty((rows, 8), np.int32)
         self._used = 0
         self._spare: dict[int, list[int]] = {}
 
@@ -42,27 +42,22 @@ class ChainStore:
         if row >= self.requests.shape[0]:
             more = _blank(doubled(self.requests.shape[0], row + 1) - self.requests.shape[0])
             self.requests = np.concatenate([self.requests, more])
-        if len(words) > self.requests[row, ROOM]:
-            self._free(row)
-            self._give(row, len(words))
-        offset = int(self.requests[row, OFFSET])
-        self.chain[offset : offset + len(words)] = words
-        self.requests[row, COUNT] = len(words)
+        _, offset, _, room = self.requests[row].tolist()
+        self._write(row, offset, room, words)
 
     def append(self, row: int, digests: Sequence[bytes]) -> None:
         """Lengthen the row's chain."""
         _, offset, count, room = self.requests[row].tolist()
-        words = np.concatenate([self.chain[offset : offset + count], join_digests(digests)])
-        if len(words) > room:
-            self._free(row)
-            self._give(row, len(words))
-            offset = int(self.requests[row, OFFSET])
-        self.chain[offset : offset + len(words)] = words
-        self.requests[row, COUNT] = len(words)
+        self._write(
+            row, offset, room, np.concatenate([self.chain[offset : offset + count], join_digests(digests)])
+        )
 
     def clear(self, row: int) -> None:
         """Forget the row's digests."""
-        self._free(row)
+        _, offset, _, room = self.requests[row].tolist()
+        if room:
+            self._spare.setdefault(room, []).append(offset)
+            self.requests[row, OFFSET:] = 0
 
     def audit(self) -> None:
         """Check that no two rows, and no row and spare room, overlap, and that nothing is lost.
@@ -79,26 +74,29 @@ class ChainStore:
         assert at == self._used, f"digest room [{at}, {self._used}) is lost"
         assert (self.requests[:, COUNT] <= self.requests[:, ROOM]).all(), "more digests than room"
 
-    def _give(self, row: int, count: int) -> None:
-        room = _room(count)
+    def _write(self, row: int, offset: int, room: int, words: I32) -> None:
+        """Store a chain at the row's place, or at a new one if it has outgrown that."""
+        count = len(words)
+        if count > room:
+            if room:
+                self._spare.setdefault(room, []).append(offset)
+            room = _room(count)
+            offset = self._place(room)
+        self.chain[offset : offset + count] = words
+        self.requests[row, OFFSET:] = offset, count, room
+
+    def _place(self, room: int) -> int:
+        """Where `room` digests can be stored."""
         spare = self._spare.get(room)
         if spare:
-            offset = spare.pop()
-        else:
-            offset = self._used
-            self._used += room
-            if self._used > self.chain.shape[0]:
-                grown = np.empty((doubled(self.chain.shape[0], self._used), 4), np.int64)
-                grown[:offset] = self.chain[:offset]
-                self.chain = grown
-        self.requests[row, OFFSET] = offset
-        self.requests[row, ROOM] = room
-
-    def _free(self, row: int) -> None:
-        _, offset, _, room = self.requests[row].tolist()
-        if room:
-            self._spare.setdefault(room, []).append(offset)
-        self.requests[row, OFFSET] = self.requests[row, COUNT] = self.requests[row, ROOM] = 0
+            return spare.pop()
+        offset = self._used
+        self._used += room
+        if self._used > self.chain.shape[0]:
+            grown = np.empty((doubled(self.chain.shape[0], self._used), 8), np.int32)
+            grown[:offset] = self.chain[:offset]
+            self.chain = grown
+        return offset
 
 
 def _blank(rows: int) -> I32:

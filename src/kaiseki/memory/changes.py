@@ -10,26 +10,24 @@ import numpy as np
 
 from kaiseki.core.decision import I32, I64, Bool
 from kaiseki.core.jit import njit
-from kaiseki.memory.blocks import available, drop, lift_fences, share, take
-from kaiseki.memory.lanes import fixed, known, need, open_lane, set_indexed, set_length
+from kaiseki.memory.blocks import available, begin_wait, drop, end_wait, let_go, share, take
+from kaiseki.memory.lanes import add_waiting, close_lane, fixed, known, need, open_lane, set_indexed
 from kaiseki.memory.layout import (
-    CAPACITY,
-    CLOCK,
     COMMITTED,
     COPIES,
     COUNT,
     FENCE,
     HIT,
+    HOLDS,
     HOLDS_BLOCKS,
     IDLE,
-    IDLE_HEAD,
     INDEX_AT,
     INDEXED,
     LACKS_BLOCKS,
     LANE,
     LENGTH,
     NEVER_INDEX,
-    NEXT_IDLE,
+    NEXT,
     NO_BLOCKS_FREE,
     NO_LANE,
     NOT_A_CHAIN,
@@ -39,12 +37,14 @@ from kaiseki.memory.layout import (
     PARENT,
     PRIVATE,
     QUERIED,
-    REFS,
+    RETIRED,
     ROOT,
     ROW,
-    STAMP,
+    ROWS,
     UNINDEXED,
     UNKNOWN_ROW,
+    WAITING,
+    WAITING_HEAD,
     State,
 )
 from kaiseki.memory.prefix import find, insert, longest_prefix
@@ -67,7 +67,7 @@ def _can_reserve(s: State, rows: I32, starts: I32, ends: I32) -> tuple[int, int]
         if lane < 0:
             needed += (end + page - 1) // page
             opened += 1
-        elif start >= s.lanes[lane, PRIVATE] and end <= s.lanes[lane, CAPACITY]:
+        elif start >= s.lanes[lane, PRIVATE] and end <= s.lanes[lane, LENGTH] * page:
             continue
         else:
             grow, replaced = need(s.blocks, s.lanes, s.tables, page, lane, start, end)
@@ -83,21 +83,22 @@ def _can_reserve(s: State, rows: I32, starts: I32, ends: I32) -> tuple[int, int]
 
 @njit
 def reserve(
-    blocks: I64,
-    digests: I64,
+    blocks: I32,
+    digests: I32,
     slots: I32,
-    heap: I32,
+    free: I32,
+    queue: I32,
     counters: I64,
-    lanes: I32,
+    lanes: I64,
     tables: I32,
     requests: I32,
-    chain: I64,
+    chain: I32,
     rows: I32,
     starts: I32,
     ends: I32,
 ) -> tuple[int, I32]:
     """(status, int32[k, 2] copies): make [start, end) of each row writable."""
-    s = State(blocks, digests, slots, heap, counters, lanes, tables, requests, chain)
+    s = State(blocks, digests, slots, free, queue, counters, lanes, tables, requests, chain)
     if not known(requests, rows):
         return UNKNOWN_ROW, np.empty((0, 2), np.int32)
     status, copies = _can_reserve(s, rows, starts, ends)
@@ -117,14 +118,13 @@ def reserve(
             lanes[lane, COMMITTED] = starts[i]
         if starts[i] < lanes[lane, PRIVATE]:
             done = _replace_fixed(s, lane, starts[i] // page, out, left, done)
-        if ends[i] > lanes[lane, CAPACITY]:
-            length = lanes[lane, LENGTH]
+        if ends[i] > lanes[lane, LENGTH] * page:
             wanted = (ends[i] + page - 1) // page
-            for page_index in range(length, wanted):
+            for page_index in range(lanes[lane, LENGTH], wanted):
                 tables[lane, page_index] = take(s)
-            set_length(s, lane, wanted)
+            lanes[lane, LENGTH] = wanted
     # Only now, so that no source of a copy is the destination of another.
-    for k in range(done):
+    for k in range(done - 1, -1, -1):
         if left[k]:
             drop(s, out[k, 0])
     counters[COPIES] += done
@@ -135,9 +135,8 @@ def reserve(
 def _replace_fixed(s: State, lane: int, first: int, out: I32, left: Bool, done: int) -> int:
     """Give the lane its own copy of every fixed block from page `first` on; returns the copies so far.
 
-    A block that thereby loses its last owner is marked in `left`, and not dropped yet.
+    A block that thereby loses its last row is marked in `left`, and not dropped yet.
     """
-    s.counters[CLOCK] += 1
     for page_index in range(first, s.lanes[lane, LENGTH]):
         block = s.tables[lane, page_index]
         if fixed(s.blocks, block):
@@ -145,9 +144,9 @@ def _replace_fixed(s: State, lane: int, first: int, out: I32, left: Bool, done: 
             s.tables[lane, page_index] = own
             out[done, 0] = block
             out[done, 1] = own
-            s.blocks[block, REFS] -= 1
-            s.blocks[block, STAMP] = s.counters[CLOCK]
-            left[done] = s.blocks[block, REFS] == 0
+            s.blocks[block, ROWS] -= 1
+            s.blocks[block, HOLDS] -= 1
+            left[done] = s.blocks[block, ROWS] == 0
             done += 1
     s.lanes[lane, PRIVATE] = first * s.counters[PAGE]
     if s.lanes[lane, INDEXED] > first:
@@ -157,27 +156,28 @@ def _replace_fixed(s: State, lane: int, first: int, out: I32, left: Bool, done: 
 
 @njit
 def commit(
-    blocks: I64,
-    digests: I64,
+    blocks: I32,
+    digests: I32,
     slots: I32,
-    heap: I32,
+    free: I32,
+    queue: I32,
     counters: I64,
-    lanes: I32,
+    lanes: I64,
     tables: I32,
     requests: I32,
-    chain: I64,
+    chain: I32,
     rows: I32,
     valid: I32,
 ) -> int:
     """Positions below valid[i] hold KV; index pages that became full. Rows without blocks are passed over."""
-    s = State(blocks, digests, slots, heap, counters, lanes, tables, requests, chain)
+    s = State(blocks, digests, slots, free, queue, counters, lanes, tables, requests, chain)
     if not known(requests, rows):
         return UNKNOWN_ROW
     for i in range(rows.size):
         lane = requests[rows[i], LANE]
         if lane < 0 or valid[i] <= lanes[lane, COMMITTED]:
             continue
-        committed = min(valid[i], lanes[lane, CAPACITY])
+        committed = min(valid[i], lanes[lane, LENGTH] * counters[PAGE])
         lanes[lane, COMMITTED] = committed
         if committed >= lanes[lane, INDEX_AT]:
             _index(s, lane)
@@ -231,7 +231,7 @@ def _index_leaving(s: State, lane: int) -> None:
         found = find(s, offset + at)
         if found >= 0:
             parent = found
-        elif s.blocks[own, REFS] == 1 and s.blocks[own, PARENT] == UNINDEXED:
+        elif s.blocks[own, ROWS] == 1 and s.blocks[own, PARENT] == UNINDEXED:
             insert(s, own, offset + at, parent)
             parent = own
         else:
@@ -241,20 +241,21 @@ def _index_leaving(s: State, lane: int) -> None:
 
 @njit
 def release(
-    blocks: I64,
-    digests: I64,
+    blocks: I32,
+    digests: I32,
     slots: I32,
-    heap: I32,
+    free: I32,
+    queue: I32,
     counters: I64,
-    lanes: I32,
+    lanes: I64,
     tables: I32,
     requests: I32,
-    chain: I64,
+    chain: I32,
     rows: I32,
     fences: I64,
 ) -> int:
     """Take all blocks from the rows; rows without any are passed over."""
-    s = State(blocks, digests, slots, heap, counters, lanes, tables, requests, chain)
+    s = State(blocks, digests, slots, free, queue, counters, lanes, tables, requests, chain)
     if not known(requests, rows):
         return UNKNOWN_ROW
     for i in range(rows.size):
@@ -262,38 +263,51 @@ def release(
         if lane < 0:
             continue
         _index_leaving(s, lane)
-        counters[CLOCK] += 1
-        # Last page first: leaves must be free before their parents.
-        for page_index in range(lanes[lane, LENGTH] - 1, -1, -1):
-            block = tables[lane, page_index]
-            blocks[block, REFS] -= 1
-            blocks[block, STAMP] = counters[CLOCK]
-            blocks[block, FENCE] = max(blocks[block, FENCE], fences[i])
-            if blocks[block, REFS] == 0:
-                drop(s, block)
         requests[rows[i], LANE] = -1
-        lanes[lane, ROW] = -1
-        lanes[lane, NEXT_IDLE] = counters[IDLE_HEAD]
-        counters[IDLE_HEAD] = lane
-        counters[IDLE] += 1
+        waits = fences[i] > counters[RETIRED]
+        # Last page first: children must be free before their parents.
+        for page_index in range(lanes[lane, LENGTH] - 1, -1, -1):
+            if waits:
+                begin_wait(s, tables[lane, page_index])
+            else:
+                let_go(s, tables[lane, page_index])
+        if waits:
+            lanes[lane, ROW] = WAITING
+            lanes[lane, FENCE] = fences[i]
+            add_waiting(s, lane)
+        else:
+            close_lane(s, lane)
     return OK
 
 
 @njit
 def retire(
-    blocks: I64,
-    digests: I64,
+    blocks: I32,
+    digests: I32,
     slots: I32,
-    heap: I32,
+    free: I32,
+    queue: I32,
     counters: I64,
-    lanes: I32,
+    lanes: I64,
     tables: I32,
     requests: I32,
-    chain: I64,
+    chain: I32,
     slot: int,
 ) -> None:
     """Free the blocks that waited for `slot` or an earlier one."""
-    lift_fences(State(blocks, digests, slots, heap, counters, lanes, tables, requests, chain), slot)
+    s = State(blocks, digests, slots, free, queue, counters, lanes, tables, requests, chain)
+    counters[RETIRED] = slot
+    lane = counters[WAITING_HEAD]
+    counters[WAITING_HEAD] = -1
+    while lane >= 0:
+        following = lanes[lane, NEXT]
+        if lanes[lane, FENCE] > slot:
+            add_waiting(s, lane)
+        else:
+            for page_index in range(lanes[lane, LENGTH] - 1, -1, -1):
+                end_wait(s, tables[lane, page_index])
+            close_lane(s, lane)
+        lane = following
 
 
 @njit
@@ -316,21 +330,22 @@ def _can_attach(s: State, rows: I32, limits: I32) -> int:
 
 @njit
 def attach(
-    blocks: I64,
-    digests: I64,
+    blocks: I32,
+    digests: I32,
     slots: I32,
-    heap: I32,
+    free: I32,
+    queue: I32,
     counters: I64,
-    lanes: I32,
+    lanes: I64,
     tables: I32,
     requests: I32,
-    chain: I64,
+    chain: I32,
     rows: I32,
     limits: I32,
     out: I32,
 ) -> int:
     """Share each row's cached prefix with it; out[n] is its length in tokens."""
-    s = State(blocks, digests, slots, heap, counters, lanes, tables, requests, chain)
+    s = State(blocks, digests, slots, free, queue, counters, lanes, tables, requests, chain)
     if not known(requests, rows):
         return UNKNOWN_ROW
     status = _can_attach(s, rows, limits)
@@ -349,7 +364,7 @@ def attach(
             tables[lane, page_index] = block
             share(s, block)
             block = blocks[block, PARENT]
-        set_length(s, lane, pages)
+        lanes[lane, LENGTH] = pages
         lanes[lane, COMMITTED] = out[i]
         lanes[lane, PRIVATE] = out[i]
         set_indexed(s, lane, pages)
@@ -358,21 +373,22 @@ def attach(
 
 @njit
 def fork(
-    blocks: I64,
-    digests: I64,
+    blocks: I32,
+    digests: I32,
     slots: I32,
-    heap: I32,
+    free: I32,
+    queue: I32,
     counters: I64,
-    lanes: I32,
+    lanes: I64,
     tables: I32,
     requests: I32,
-    chain: I64,
+    chain: I32,
     parent: int,
     child: int,
     tokens: int,
 ) -> int:
     """Share the parent's blocks that cover `tokens` positions with a child that holds none."""
-    s = State(blocks, digests, slots, heap, counters, lanes, tables, requests, chain)
+    s = State(blocks, digests, slots, free, queue, counters, lanes, tables, requests, chain)
     pages = (tokens + counters[PAGE] - 1) // counters[PAGE]
     if requests[child, LANE] >= 0:
         return HOLDS_BLOCKS
@@ -388,8 +404,8 @@ def fork(
         block = tables[source, page_index]
         tables[lane, page_index] = block
         share(s, block)
-    set_length(s, lane, pages)
+    lanes[lane, LENGTH] = pages
     lanes[lane, COMMITTED] = min(tokens, lanes[source, COMMITTED])
-    lanes[lane, PRIVATE] = lanes[lane, CAPACITY]
-    lanes[source, PRIVATE] = max(lanes[source, PRIVATE], lanes[lane, CAPACITY])
+    lanes[lane, PRIVATE] = pages * counters[PAGE]
+    lanes[source, PRIVATE] = max(lanes[source, PRIVATE], lanes[lane, PRIVATE])
     return OK

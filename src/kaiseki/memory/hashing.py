@@ -45,14 +45,12 @@ def chain_hashes(
     return tuple(digests)
 
 
-def join_digests(digests: Sequence[bytes]) -> npt.NDArray[np.int64]:
-    """int64[n, 4], read-only: digests in the form the prefix index compares.
+def join_digests(digests: Sequence[bytes]) -> npt.NDArray[np.int32]:
+    """int32[n, 8], read-only: digests in the form the prefix index compares.
 
     Raises:
         ValueError: a digest is not 32 bytes long.
-
     """
-    for digest in digests:
-        if len(digest) != DIGEST_BYTES:
-            raise ValueError(f"a block digest has {DIGEST_BYTES} bytes, got {len(digest)}")
-    return np.frombuffer(b"".join(digests), "<i8").reshape(-1, 4)
+    if not set(map(len, digests)) <= {DIGEST_BYTES}:
+        raise ValueError(f"a block digest has {DIGEST_BYTES} bytes")
+    return np.frombuffer(b"".join(digests), "<i4").reshape(-1, 8)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from kaiseki.core.decision import I32, I64
 from kaiseki.core.jit import njit
 from kaiseki.memory.layout import (
-    CAPACITY,
     COMMITTED,
     COUNT,
     IDLE,
@@ -18,13 +17,15 @@ from kaiseki.memory.layout import (
     LANE,
     LENGTH,
     NEVER_INDEX,
-    NEXT_IDLE,
+    NEXT,
     PAGE,
     PARENT,
     PRIVATE,
-    REFS,
     ROW,
+    ROWS,
     UNINDEXED,
+    WAITING_HEAD,
+    WAITING_TAIL,
     State,
 )
 
@@ -43,10 +44,10 @@ def known(requests: I32, rows: I32) -> bool:
 def open_lane(s: State, row: int) -> int:
     """An idle lane, now the row's, without blocks. The caller has made sure that there is one."""
     lane = s.counters[IDLE_HEAD]
-    s.counters[IDLE_HEAD] = s.lanes[lane, NEXT_IDLE]
+    s.counters[IDLE_HEAD] = s.lanes[lane, NEXT]
     s.counters[IDLE] -= 1
     s.lanes[lane, ROW] = row
-    set_length(s, lane, 0)
+    s.lanes[lane, LENGTH] = 0
     s.lanes[lane, PRIVATE] = 0
     s.lanes[lane, COMMITTED] = 0
     set_indexed(s, lane, 0)
@@ -55,10 +56,23 @@ def open_lane(s: State, row: int) -> int:
 
 
 @njit
-def set_length(s: State, lane: int, length: int) -> None:
-    """Note how many blocks the lane holds."""
-    s.lanes[lane, LENGTH] = length
-    s.lanes[lane, CAPACITY] = length * s.counters[PAGE]
+def add_waiting(s: State, lane: int) -> None:
+    """Put the lane at the end of the waiting list."""
+    s.lanes[lane, NEXT] = -1
+    if s.counters[WAITING_HEAD] < 0:
+        s.counters[WAITING_HEAD] = lane
+    else:
+        s.lanes[s.counters[WAITING_TAIL], NEXT] = lane
+    s.counters[WAITING_TAIL] = lane
+
+
+@njit
+def close_lane(s: State, lane: int) -> None:
+    """The lane is idle again; its blocks have been dealt with."""
+    s.lanes[lane, ROW] = -1
+    s.lanes[lane, NEXT] = s.counters[IDLE_HEAD]
+    s.counters[IDLE_HEAD] = lane
+    s.counters[IDLE] += 1
 
 
 @njit
@@ -72,13 +86,13 @@ def set_indexed(s: State, lane: int, indexed: int) -> None:
 
 
 @njit
-def fixed(blocks: I64, block: int) -> bool:
+def fixed(blocks: I32, block: int) -> bool:
     """Whether a block must not be written to: others read it, or the index promises its content."""
-    return bool(blocks[block, REFS] > 1 or blocks[block, PARENT] != UNINDEXED)
+    return bool(blocks[block, ROWS] > 1 or blocks[block, PARENT] != UNINDEXED)
 
 
 @njit
-def need(blocks: I64, lanes: I32, tables: I32, page: int, lane: int, start: int, end: int) -> tuple[int, int]:
+def need(blocks: I32, lanes: I64, tables: I32, page: int, lane: int, start: int, end: int) -> tuple[int, int]:
     """(new blocks, copies) for one lane to write [start, end).
 
     Positions from `start` on lose their content, so fixed blocks are replaced up to the lane's end, not

@@ -18,9 +18,7 @@ from kaiseki.memory.layout import (
     COMMITTED,
     COPIES,
     EVICTIONS,
-    FENCE,
     FREE,
-    HEAP_AT,
     HIT,
     HOLDS_BLOCKS,
     IDLE,
@@ -29,11 +27,9 @@ from kaiseki.memory.layout import (
     LANE,
     LANE_FIELDS,
     LIMBO,
-    LIMBO_HEAD,
     LIVE,
     N_COUNTERS,
     NEXT,
-    NEXT_IDLE,
     NO_BLOCKS_FREE,
     NO_LANE,
     NOT_A_CHAIN,
@@ -41,10 +37,12 @@ from kaiseki.memory.layout import (
     PAGE,
     PARENT,
     QUERIED,
+    QUEUED,
     RETIRED,
     ROW,
     UNINDEXED,
     UNKNOWN_ROW,
+    WAITING_HEAD,
     State,
 )
 
@@ -109,17 +107,23 @@ class BlockPool:
         self._chains = ChainStore(max_rows_hint)
         self._scratch: I32 = np.zeros(total_blocks, np.int32)
         self._counters: I64 = np.zeros(N_COUNTERS, np.int64)
-        self._counters[[PAGE, FREE, LIMBO_HEAD, RETIRED, IDLE_HEAD]] = block_tokens, total_blocks, -1, -1, -1
-        blocks: I64 = np.zeros((total_blocks, BLOCK_FIELDS), np.int64)
-        blocks[:, [PARENT, HEAP_AT, FENCE]] = UNINDEXED, -1, -1
-        blocks[:, NEXT] = np.arange(1, total_blocks + 1)
+        self._counters[[PAGE, FREE, RETIRED, WAITING_HEAD, IDLE_HEAD]] = (
+            block_tokens,
+            total_blocks,
+            -1,
+            -1,
+            -1,
+        )
+        blocks: I32 = np.zeros((total_blocks, BLOCK_FIELDS), np.int32)
+        blocks[:, [PARENT, QUEUED]] = UNINDEXED, -1
         self._state = State(
             blocks=blocks,
-            digests=np.zeros((total_blocks, 4), np.int64),
-            slots=np.full(doubled(2, 2 * total_blocks), -1, np.int32),
-            heap=np.empty(total_blocks, np.int32),
+            digests=np.zeros((total_blocks, 8), np.int32),
+            slots=np.full((doubled(2, 2 * total_blocks), 2), -1, np.int32),
+            free=np.arange(total_blocks - 1, -1, -1, dtype=np.int32),
+            queue=np.zeros(doubled(2, 2 * total_blocks), np.int32),
             counters=self._counters,
-            lanes=np.empty((0, LANE_FIELDS), np.int32),
+            lanes=np.empty((0, LANE_FIELDS), np.int64),
             tables=np.empty((0, 8), np.int32),
             requests=self._chains.requests,
             chain=self._chains.chain,
@@ -276,7 +280,10 @@ class BlockPool:
     def retire(self, slot: int) -> None:
         """The result of `slot` was applied: what was fenced by it, or by earlier slots, is free."""
         if slot > self._counters[RETIRED]:
-            changes.retire(*self._state, slot)
+            if self._counters[WAITING_HEAD] < 0:
+                self._counters[RETIRED] = slot
+            else:
+                changes.retire(*self._state, slot)
 
     def tables(self, rows: I32, ends: I32) -> I32:
         """int32[n, max_blocks]: the blocks of positions [0, end) of each row, padded with 0; a new array.
@@ -330,10 +337,10 @@ class BlockPool:
         """Append idle lanes."""
         s = self._state
         first = s.lanes.shape[0]
-        lanes = np.zeros((count, LANE_FIELDS), np.int32)
+        lanes = np.zeros((count, LANE_FIELDS), np.int64)
         lanes[:, ROW] = -1
-        lanes[:, NEXT_IDLE] = np.arange(first + 1, first + count + 1)
-        lanes[-1, NEXT_IDLE] = self._counters[IDLE_HEAD]
+        lanes[:, NEXT] = np.arange(first + 1, first + count + 1)
+        lanes[-1, NEXT] = self._counters[IDLE_HEAD]
         self._counters[IDLE_HEAD] = first
         self._counters[IDLE] += count
         tables = np.zeros((count, s.tables.shape[1]), np.int32)

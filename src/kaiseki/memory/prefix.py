@@ -1,55 +1,41 @@
-"""Prefix index and eviction: which block holds the KV of a digest, and which cached block goes first.
+"""Prefix index: which block holds the KV of a digest.
 
 Indexed blocks form a forest: a block's parent holds the KV of the pages before it. Only leaves are ever
-evicted, the longest unused first, because a block without its parent can never be found again. What
-follows from that:
+evicted (see `eviction`), because a block without its parent can never be found again. What follows:
 
 - if a digest is indexed, so are all digests before it in its chain, and the longest cached prefix
   can be found by bisection instead of a walk;
 - whoever holds an indexed block holds its ancestors too (rows hold prefixes, and a block is indexed
-  under another row's parent only when its last owner lets go), so an unheld block has no held
-  descendants, and every unheld block can be evicted in the end. `free_blocks` may count them all.
+  under another row's parent only when its last row lets go), so a block without holds has no
+  descendants in use by rows, and all of them can be evicted in the end: `free_blocks` counts them all.
 
-Leaves sit in an indexed binary heap: O(log n) to enter, leave and evict, no scan.
+The hash table is open addressing with linear probing. Entries carry the digest's first word, so that
+probing and closing gaps touch nothing else.
 """
 
 from __future__ import annotations
 
 from kaiseki.core.jit import njit
-from kaiseki.memory.layout import (
-    COUNT,
-    HEAP_AT,
-    HEAP_SIZE,
-    KIDS,
-    LISTED,
-    OFFSET,
-    PAGE,
-    PARENT,
-    REFS,
-    STAMP,
-    UNINDEXED,
-    State,
-)
+from kaiseki.memory.layout import COUNT, KIDS, OFFSET, PAGE, PARENT, SLOT, UNINDEXED, State
 
 
 @njit
 def find(s: State, at: int) -> int:
     """Block indexed under digest `s.chain[at]`, or -1."""
-    mask = s.slots.size - 1
-    first = s.chain[at, 0]
-    slot = first & mask
-    while True:
-        block = s.slots[slot]
-        if block < 0:
-            return -1
-        if (
-            s.digests[block, 0] == first
-            and s.digests[block, 1] == s.chain[at, 1]
-            and s.digests[block, 2] == s.chain[at, 2]
-            and s.digests[block, 3] == s.chain[at, 3]
-        ):
-            return int(block)
+    mask = s.slots.shape[0] - 1
+    tag = s.chain[at, 0]
+    slot = tag & mask
+    while s.slots[slot, 0] >= 0:
+        if s.slots[slot, 1] == tag:
+            block = s.slots[slot, 0]
+            same = 0
+            for word in range(8):
+                if s.digests[block, word] == s.chain[at, word]:
+                    same += 1
+            if same == 8:
+                return int(block)
         slot = (slot + 1) & mask
+    return -1
 
 
 @njit
@@ -78,98 +64,38 @@ def longest_prefix(s: State, row: int, limit: int) -> tuple[int, int]:
 @njit
 def insert(s: State, block: int, at: int, parent: int) -> None:
     """Index a held block under digest `s.chain[at]`, which must not be indexed, as a child of `parent`."""
-    for word in range(4):
+    for word in range(8):
         s.digests[block, word] = s.chain[at, word]
-    mask = s.slots.size - 1
-    slot = s.digests[block, 0] & mask
-    while s.slots[slot] >= 0:
+    mask = s.slots.shape[0] - 1
+    tag = s.chain[at, 0]
+    slot = tag & mask
+    while s.slots[slot, 0] >= 0:
         slot = (slot + 1) & mask
-    s.slots[slot] = block
+    s.slots[slot, 0] = block
+    s.slots[slot, 1] = tag
+    s.blocks[block, SLOT] = slot
     s.blocks[block, PARENT] = parent
     if parent >= 0:
         s.blocks[parent, KIDS] += 1
-        if s.blocks[parent, HEAP_AT] >= 0:
-            leave_heap(s, parent)
 
 
 @njit
 def remove(s: State, block: int) -> None:
-    """Take a childless block out of the index; its parent may become evictable."""
-    mask = s.slots.size - 1
-    hole = s.digests[block, 0] & mask
-    while s.slots[hole] != block:
-        hole = (hole + 1) & mask
+    """Take a childless block out of the index."""
+    mask = s.slots.shape[0] - 1
+    hole = s.blocks[block, SLOT]
     # Close the gap: an entry moves back unless its home lies after the hole. No tombstones remain.
     slot = (hole + 1) & mask
-    while s.slots[slot] >= 0:
-        home = s.digests[s.slots[slot], 0] & mask
+    while s.slots[slot, 0] >= 0:
+        home = s.slots[slot, 1] & mask
         if (slot - home) & mask >= (slot - hole) & mask:
-            s.slots[hole] = s.slots[slot]
+            s.slots[hole, 0] = s.slots[slot, 0]
+            s.slots[hole, 1] = s.slots[slot, 1]
+            s.blocks[s.slots[slot, 0], SLOT] = hole
             hole = slot
         slot = (slot + 1) & mask
-    s.slots[hole] = -1
+    s.slots[hole, 0] = -1
     parent = s.blocks[block, PARENT]
     s.blocks[block, PARENT] = UNINDEXED
     if parent >= 0:
         s.blocks[parent, KIDS] -= 1
-        if s.blocks[parent, KIDS] == 0 and s.blocks[parent, REFS] == 0 and s.blocks[parent, LISTED] == 0:
-            enter_heap(s, parent)
-
-
-@njit
-def enter_heap(s: State, block: int) -> None:
-    """Make an unheld leaf evictable."""
-    at = s.counters[HEAP_SIZE]
-    s.counters[HEAP_SIZE] += 1
-    _sift_up(s, at, block)
-
-
-@njit
-def leave_heap(s: State, block: int) -> None:
-    """Take a block out of the heap, wherever it stands."""
-    s.counters[HEAP_SIZE] -= 1
-    size = s.counters[HEAP_SIZE]
-    at = s.blocks[block, HEAP_AT]
-    s.blocks[block, HEAP_AT] = -1
-    if at == size:
-        return
-    moved = s.heap[size]
-    if at > 0 and s.blocks[moved, STAMP] < s.blocks[s.heap[(at - 1) // 2], STAMP]:
-        _sift_up(s, at, moved)
-    else:
-        _sift_down(s, at, moved)
-
-
-@njit
-def _sift_up(s: State, at: int, block: int) -> None:
-    stamp = s.blocks[block, STAMP]
-    while at > 0:
-        above = (at - 1) // 2
-        other = s.heap[above]
-        if s.blocks[other, STAMP] <= stamp:
-            break
-        s.heap[at] = other
-        s.blocks[other, HEAP_AT] = at
-        at = above
-    s.heap[at] = block
-    s.blocks[block, HEAP_AT] = at
-
-
-@njit
-def _sift_down(s: State, at: int, block: int) -> None:
-    stamp = s.blocks[block, STAMP]
-    size = s.counters[HEAP_SIZE]
-    while True:
-        below = 2 * at + 1
-        if below >= size:
-            break
-        if below + 1 < size and s.blocks[s.heap[below + 1], STAMP] < s.blocks[s.heap[below], STAMP]:
-            below += 1
-        other = s.heap[below]
-        if s.blocks[other, STAMP] >= stamp:
-            break
-        s.heap[at] = other
-        s.blocks[other, HEAP_AT] = at
-        at = below
-    s.heap[at] = block
-    s.blocks[block, HEAP_AT] = at

@@ -12,16 +12,15 @@ from kaiseki.core.decision import I32, I64
 from kaiseki.core.jit import njit
 from kaiseki.memory.lanes import known, need
 from kaiseki.memory.layout import (
-    CAPACITY,
+    HOLDS,
     LACKS_BLOCKS,
     LANE,
     LENGTH,
-    LISTED,
     OK,
     PAGE,
     PARENT,
     PRIVATE,
-    REFS,
+    ROWS,
     UNKNOWN_ROW,
     State,
 )
@@ -30,9 +29,9 @@ from kaiseki.memory.prefix import longest_prefix
 
 @njit
 def growth_need(
-    blocks: I64,
+    blocks: I32,
     counters: I64,
-    lanes: I32,
+    lanes: I64,
     tables: I32,
     requests: I32,
     rows: I32,
@@ -52,7 +51,7 @@ def growth_need(
             out[i] = 0
         elif lane < 0:
             out[i] = (end + page - 1) // page
-        elif start >= lanes[lane, PRIVATE] and end <= lanes[lane, CAPACITY]:
+        elif start >= lanes[lane, PRIVATE] and end <= lanes[lane, LENGTH] * page:
             out[i] = 0
         else:
             grow, copies = need(blocks, lanes, tables, page, lane, start, end)
@@ -62,38 +61,40 @@ def growth_need(
 
 @njit
 def cached_tokens(
-    blocks: I64,
-    digests: I64,
+    blocks: I32,
+    digests: I32,
     slots: I32,
-    heap: I32,
+    free: I32,
+    queue: I32,
     counters: I64,
-    lanes: I32,
+    lanes: I64,
     tables: I32,
     requests: I32,
-    chain: I64,
+    chain: I32,
     rows: I32,
     limits: I32,
     out: I32,
 ) -> int:
     """Fill out[n, 2] with the tokens of each row's cached prefix and its blocks that count as free."""
-    s = State(blocks, digests, slots, heap, counters, lanes, tables, requests, chain)
+    s = State(blocks, digests, slots, free, queue, counters, lanes, tables, requests, chain)
     if not known(requests, rows):
         return UNKNOWN_ROW
     for i in range(rows.size):
         pages, block = longest_prefix(s, rows[i], limits[i])
         out[i, 0] = pages * counters[PAGE]
-        free = 0
-        # From the first held block on, all ancestors are held too.
-        while block >= 0 and blocks[block, REFS] == 0:
-            free += 1 - blocks[block, LISTED]
+        unheld = 0
+        # From the first live block on, all ancestors are live too.
+        while block >= 0 and blocks[block, ROWS] == 0:
+            if blocks[block, HOLDS] == 0:
+                unheld += 1
             block = blocks[block, PARENT]
-        out[i, 1] = free
+        out[i, 1] = unheld
     return OK
 
 
 @njit
 def reclaimable(
-    blocks: I64, lanes: I32, tables: I32, requests: I32, scratch: I32, rows: I32, out: I64
+    blocks: I32, lanes: I64, tables: I32, requests: I32, scratch: I32, rows: I32, out: I64
 ) -> int:
     """Fill out[n] with the blocks that the first i + 1 rows hold alone, together; scratch[B] stays zero."""
     if not known(requests, rows):
@@ -105,7 +106,7 @@ def reclaimable(
             for page_index in range(lanes[lane, LENGTH]):
                 block = tables[lane, page_index]
                 scratch[block] += 1
-                if scratch[block] == blocks[block, REFS]:
+                if scratch[block] == blocks[block, ROWS]:
                     freed += 1
         out[i] = freed
     for row in rows:
@@ -117,7 +118,7 @@ def reclaimable(
 
 
 @njit
-def tables_of(counters: I64, lanes: I32, tables: I32, requests: I32, rows: I32, ends: I32) -> tuple[int, I32]:
+def tables_of(counters: I64, lanes: I64, tables: I32, requests: I32, rows: I32, ends: I32) -> tuple[int, I32]:
     """(status, int32[n, pages of the longest end] block tables, padded with 0)."""
     if not known(requests, rows):
         return UNKNOWN_ROW, np.empty((0, 0), np.int32)
@@ -125,12 +126,13 @@ def tables_of(counters: I64, lanes: I32, tables: I32, requests: I32, rows: I32, 
     widest = 0
     for i in range(rows.size):
         lane = requests[rows[i], LANE]
-        if ends[i] > 0 and (lane < 0 or ends[i] > lanes[lane, CAPACITY]):
+        if ends[i] > 0 and (lane < 0 or ends[i] > lanes[lane, LENGTH] * page):
             return LACKS_BLOCKS, np.empty((0, 0), np.int32)
         widest = max(widest, (ends[i] + page - 1) // page)
-    out = np.zeros((rows.size, widest), np.int32)
+    out = np.empty((rows.size, widest), np.int32)
     for i in range(rows.size):
         lane = requests[rows[i], LANE]
-        for page_index in range((ends[i] + page - 1) // page):
-            out[i, page_index] = tables[lane, page_index]
+        pages = max(0, (ends[i] + page - 1) // page)
+        out[i, :pages] = tables[lane, :pages]
+        out[i, pages:] = 0
     return OK, out
