@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kaiseki.config import ConfigError, Problem, Settings, key_digest, load, parse
+from kaiseki.config import ConfigError, Problem, Settings, key_digest, load, parse, policy
 from kaiseki.core.requests import OnLate
 from kaiseki.core.settings import SchedulerSettings
 
@@ -141,3 +141,14 @@ def test_an_empty_section_is_its_defaults(tmp_path: Path) -> None:
     settings = load(path)
     assert settings.scheduling == Settings().scheduling
     assert settings.memory.pool_bytes == 2 * 2**30
+
+
+def test_the_policy_and_its_settings_are_checked() -> None:
+    assert "there are" in problems("scheduling: {policy: kaisek, window: x}")["scheduling.policy"].message
+    assert "scheduling.policy" in problems("scheduling: {policy: 'no.such.module:Policy'}")
+    unknown = problems("scheduling: {policy_settings: {tau: 3}}")["scheduling.policy_settings"]
+    assert "tau_ms" in unknown.message
+    kinds = problems("scheduling: {policy_settings: {tau_ms: long, fair: 1, idle_share: true}}")
+    assert set(kinds) == {f"scheduling.policy_settings.{key}" for key in ("tau_ms", "fair", "idle_share")}
+    made = policy(parse("scheduling: {policy: sarathi, budget_tokens: 64, policy_settings: {fair: true}}"))
+    assert (made.name, made.budget_tokens, made.fair) == ("sarathi", 64, True)

@@ -24,8 +24,10 @@ from pydantic import (
     model_validator,
 )
 
+from kaiseki.core.policy import Policy
 from kaiseki.core.requests import OnLate, ServiceClass
 from kaiseki.core.settings import SchedulerSettings
+from kaiseki.policies import registry
 
 PRESETS: dict[str, dict[str, Any]] = {
     "conversation": {"scheduling": {"max_batch_size": 64, "max_slot_tokens": 1024}},
@@ -58,7 +60,10 @@ class Section(BaseModel):
 
 
 class Scheduling(Section):
-    """How a slot is filled. The meaning of each key is told in `SchedulerSettings` and `Policy`."""
+    """How a slot is filled. The meaning of each key is told in `SchedulerSettings` and `Policy`.
+
+    `policy_settings` are fields of the policy's own class, such as `tau_ms` of `kaiseki`.
+    """
 
     policy: Annotated[str, Field(min_length=1)] = "kaiseki"
     max_batch_size: Count = 1024
@@ -67,6 +72,7 @@ class Scheduling(Section):
     quantum_tokens: Count = 16
     max_slot_tokens: Count = 8192
     budget_tokens: Count | None = None
+    policy_settings: dict[str, bool | int | float | str] = {}
     window: Count = 64
     max_passes: Count = 64
     max_waiting: Limit = 0
@@ -163,7 +169,7 @@ class Settings(Section):
 
     def scheduler_settings(self) -> SchedulerSettings:
         """What the scheduling core takes."""
-        values = self.scheduling.model_dump(exclude={"policy", "budget_tokens"})
+        values = self.scheduling.model_dump(exclude={"policy", "budget_tokens", "policy_settings"})
         return SchedulerSettings(**values, watermark_ratio=self.memory.watermark_ratio)
 
     def service_classes(self) -> dict[str, ServiceClass]:
@@ -221,7 +227,44 @@ def parse(text: str | bytes) -> Settings:
         problems += [_problem(item) for item in error.errors(include_url=False)]
     if problems or settings is None:
         raise ConfigError(problems)
+    policy(settings)  # with the settings for it
     return settings
+
+
+def policy(settings: Settings) -> Policy:
+    """The scheduling policy that the settings name.
+
+    Raises:
+        ConfigError: it is not installed, or has no such setting.
+    """
+    scheduling = settings.scheduling
+    given = dict(scheduling.policy_settings)
+    if scheduling.budget_tokens is not None:
+        given["budget_tokens"] = scheduling.budget_tokens
+    try:
+        plain = registry.load(scheduling.policy)
+        made = registry.load(scheduling.policy, **given)
+    except registry.UnknownPolicy as error:
+        raise ConfigError([Problem("scheduling.policy", scheduling.policy, str(error))]) from None
+    except (ValueError, TypeError) as error:
+        raise ConfigError([Problem("scheduling.policy_settings", None, str(error))]) from None
+    wrong = [
+        Problem(f"scheduling.policy_settings.{key}", value, f"must be like the default, {default!r}")
+        for key, value in given.items()
+        if not _same_kind(value, default := getattr(plain, key))
+    ]
+    if wrong:
+        raise ConfigError(wrong)
+    return made
+
+
+def _same_kind(value: Any, default: Any) -> bool:
+    """Whether a value may stand for a default; where that is None, any number may."""
+    if isinstance(default, bool) or isinstance(value, bool):
+        return type(value) is type(default)
+    if default is None or isinstance(default, float):
+        return isinstance(value, int | float)
+    return isinstance(value, type(default))
 
 
 def _read_yaml(text: str | bytes) -> tuple[Any, list[Problem]]:
@@ -288,6 +331,12 @@ def _cross_check(raw: Mapping[str, Any]) -> Iterator[Problem]:
             if isinstance(digest, str) and owners.setdefault(digest, name) != name:
                 path = f"tenants.{name}.api_key_sha256"
                 yield Problem(path, None, f"the same key already belongs to tenant {owners[digest]!r}")
+    chosen = _mapping(raw, "scheduling").get("policy")
+    if isinstance(chosen, str):
+        try:
+            registry.load(chosen)
+        except registry.UnknownPolicy as error:
+            yield Problem("scheduling.policy", chosen, str(error))
     memory = _mapping(raw, "memory")
     if memory.get("pool_tokens") is not None and memory.get("pool_bytes") is not None:
         yield Problem("memory.pool_bytes", memory["pool_bytes"], "give either pool_tokens or pool_bytes")

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
-from tests.server.fakes import FakeDriver, FakeModel
 
-from kaiseki.config import Settings
+from kaiseki.config import Settings, parse
 from kaiseki.server.app import create_app
+
+sys.path.insert(0, str(Path(__file__).parent))  # test modules share server_fakes
+
+from server_fakes import Connect, FakeDriver, FakeModel
 
 
 @pytest.fixture
@@ -23,11 +29,19 @@ def model() -> FakeModel:
 
 
 @pytest.fixture
-def settings() -> Settings:
-    return Settings()
+def connect(driver: FakeDriver, model: FakeModel) -> Iterator[Connect]:
+    """A function that starts the application with settings given as YAML."""
+    with ExitStack() as open_clients:
+
+        def make(yaml: str = "", key: str | None = None) -> TestClient:
+            settings = parse(yaml) if yaml else Settings()
+            app = create_app(driver, model, settings, driver.backlog)
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            return open_clients.enter_context(TestClient(app, headers=headers))
+
+        yield make
 
 
 @pytest.fixture
-def client(driver: FakeDriver, model: FakeModel, settings: Settings) -> Iterator[TestClient]:
-    with TestClient(create_app(driver, model, settings, driver.backlog)) as client:
-        yield client
+def client(connect: Connect) -> TestClient:
+    return connect()

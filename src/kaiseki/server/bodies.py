@@ -54,10 +54,12 @@ ROLES = ("system", "developer", "user", "assistant")
 
 
 def _as_list(value: Any) -> Any:
+    if not isinstance(value, str | list):
+        raise ValueError("must be a string or a list of strings")
     return [value] if isinstance(value, str) else value
 
 
-Strings = Annotated[list[str], BeforeValidator(_as_list)]
+Strings = Annotated[list[str], Field(max_length=16), BeforeValidator(_as_list)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -100,7 +102,7 @@ class Generate(Body):
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: Annotated[Strings, Field(max_length=16)] | None = None
+    stop: Strings | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None

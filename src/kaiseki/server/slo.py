@@ -2,7 +2,8 @@
 
 **Class.** What `x-llm-d-inference-objective` (or `x-gateway-inference-objective`) names, else the class
 of the tenant, else `server.default_class`. A tenant may ask for its own class, for those listed in its
-`classes`, and for any that is looser in every respect than its own; a trusted caller for all.
+`classes`, and for any that is no more urgent than its own: its first target (TTFT or deadline) no sooner,
+its TBT no shorter, its weight no larger, its tier no lower. A trusted caller may ask for all.
 
 **Targets.** `x-llm-d-slo-ttft-ms` and `x-llm-d-slo-tpot-ms` (or `x-slo-ttft-ms`, `x-slo-tpot-ms`), in
 milliseconds, replace the class's. Anybody may loosen a target. One tighter than the class's is taken from
@@ -67,8 +68,8 @@ class Targets:
             if name not in self._classes:
                 raise invalid(header, f"no such class; there are {', '.join(self._classes)}", name)
             wanted = self._classes[name]
-        if not (caller.trusted or wanted.name in tenant.classes or _no_tighter(wanted, own)):
-            allowed = f"only {own.name!r}, looser ones{_and(tenant.classes)}"
+        if not (caller.trusted or wanted.name in tenant.classes or _looser(wanted, own)):
+            allowed = f"only {own.name!r}, less urgent ones{_and(tenant.classes)}"
             message = f"Tenant {caller.tenant!r} may not use class {wanted.name!r}: {allowed}."
             raise ApiError(403, message, param=header, code="class_not_allowed")
         return replace(
@@ -99,14 +100,21 @@ def describe(cls: ServiceClass) -> str:
     return "; ".join(parts)
 
 
-def _no_tighter(a: ServiceClass, b: ServiceClass) -> bool:
-    """Whether class `a` asks for nothing that `b` does not give."""
-    never = math.inf
-    targets = all(
-        (never if mine is None else mine) >= (never if given is None else given)
-        for mine, given in ((a.ttft_ns, b.ttft_ns), (a.tbt_ns, b.tbt_ns), (a.deadline_ns, b.deadline_ns))
+def _looser(a: ServiceClass, b: ServiceClass) -> bool:
+    """Whether class `a` is no more urgent than `b` in any respect."""
+    return (
+        _first_due(a) >= _first_due(b)
+        and _or_never(a.tbt_ns) >= _or_never(b.tbt_ns)
+        and (a.weight <= b.weight and a.tier >= b.tier)
     )
-    return targets and a.weight <= b.weight and a.tier >= b.tier
+
+
+def _first_due(cls: ServiceClass) -> float:
+    return min(_or_never(cls.ttft_ns), _or_never(cls.deadline_ns))
+
+
+def _or_never(ns: int | None) -> float:
+    return math.inf if ns is None else ns
 
 
 def _target(own_ns: int | None, header: str, text: str | None, trusted: bool) -> int | None:

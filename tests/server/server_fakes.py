@@ -8,11 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from starlette.testclient import TestClient
+
 from kaiseki.core.reasons import Finish, Outcome, Reason
 from kaiseki.core.requests import Request
 from kaiseki.engines.embedded.work import GenerationWork, TokenLogprob, TokenOutput
 from kaiseki.engines.updates import Sink, Update
 from kaiseki.observe.metrics import Bins
+
+Connect = Callable[..., TestClient]
+"""Starts the application with settings given as YAML and a key to send."""
 
 
 class FakeModel:
@@ -80,6 +85,12 @@ def letters(driver: FakeDriver, request: Request, work: GenerationWork, sink: Si
         if done:
             return
         time.sleep(driver.pause_s)
+
+
+def hang(driver: FakeDriver, request: Request, work: GenerationWork, sink: Sink) -> None:
+    """Nothing, until it is cancelled."""
+    while driver.alive(request.id):
+        time.sleep(0.002)
 
 
 def ends(outcome: Outcome, reason: Reason, after: int = 0, **more: Any) -> Script:

@@ -1,0 +1,44 @@
+"""The `kaiseki` command.
+
+To add a command, put its function into a module of `kaiseki.commands` (light imports at the top, heavy
+ones inside) and register it here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kaiseki import __version__
+from kaiseki.commands.check import check
+from kaiseki.commands.common import Command
+from kaiseki.commands.demo import demo
+from kaiseki.commands.explain import explain
+from kaiseki.commands.pull import pull
+from kaiseki.commands.serve import serve
+
+app = typer.Typer(
+    name="kaiseki",
+    help="A token-level scheduler for LLM inference that can explain every decision.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (serve, pull, check, explain, demo):
+    app.command(cls=Command)(command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"kaiseki {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Kaiseki."""

@@ -1,0 +1,151 @@
+"""From settings to a running driver: model, KV pool, cost model, scheduler, wired together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kaiseki import config
+from kaiseki.config import Settings
+from kaiseki.core.scheduler import Scheduler
+from kaiseki.cost.online import OnlineLinear
+from kaiseki.engines.driver import Driver
+from kaiseki.engines.embedded import EmbeddedEngine, UnsupportedModel
+from kaiseki.engines.embedded.engine import DTYPES
+from kaiseki.engines.embedded.forward import pool_shape
+from kaiseki.memory import BlockPool, chain_hashes
+from kaiseki.models import ModelError, Progress, quiet, resolve_model
+from kaiseki.observe.metrics import Bins
+from kaiseki.server.measure import step_weights
+
+DEFAULT_CONTEXTS = 32
+"""Without a size in the settings the pool holds this many longest requests, memory permitting,"""
+DEFAULT_SHARE = 0.25
+"""and takes at most this part of the memory that is free."""
+
+
+class SetupError(RuntimeError):
+    """The settings can't be made to run here; the message says why."""
+
+
+class EmbeddedText:
+    """The text side of an embedded engine, as the server wants it."""
+
+    def __init__(self, engine: EmbeddedEngine, name: str, max_context: int, pool: BlockPool) -> None:
+        self.name = name
+        self.max_context = max_context
+        self.max_total_tokens = min(max_context, pool.total_blocks * pool.block_tokens)
+        self.vocab_size = int(engine.config.vocab_size)
+        self._engine = engine
+        self._block_tokens = pool.block_tokens
+
+    def encode(self, text: str) -> list[int]:
+        """See `TextModel`."""
+        return self._engine.encode(text)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """See `TextModel`."""
+        return self._engine.render_chat(messages)
+
+    def block_hashes(self, prompt_ids: Sequence[int]) -> tuple[bytes, ...]:
+        """See `TextModel`."""
+        return chain_hashes(np.asarray(prompt_ids, np.int32), self._block_tokens)
+
+
+@dataclass(slots=True)
+class Stack:
+    """Everything behind the HTTP server. Start the driver; close the stack at the end."""
+
+    driver: Driver
+    engine: EmbeddedEngine
+    text: EmbeddedText
+
+    def backlog(self) -> tuple[int, int]:
+        """How many requests wait, and their prompt tokens."""
+        waiting = self.driver.scheduler.waiting
+        return len(waiting), int(waiting.tokens)
+
+    def close(self) -> None:
+        """End the driver's and the engine's threads."""
+        self.driver.stop()
+        self.engine.shutdown()
+
+
+def build(settings: Settings, progress: Progress = quiet) -> Stack:
+    """Load the model, measure it, and put the scheduler in front of it. The driver is not started.
+
+    Raises:
+        SetupError: no such model, it is not supported, or the pool does not fit.
+        ConfigError: the policy can't be made.
+    """
+    policy = config.policy(settings)
+    engine, pool = _engine(settings, progress)
+    progress("warming up and measuring step times", 0, 0)
+    engine.warm_up()
+    scheduling = settings.scheduler_settings()
+    capabilities = engine.capabilities
+    if settings.engine.max_context is not None:
+        context = min(capabilities.max_context_tokens, settings.engine.max_context)
+        capabilities = replace(capabilities, max_context_tokens=context)
+    cost = OnlineLinear(step_weights(engine, pool, capabilities))
+    scheduler = Scheduler(policy, pool, cost, capabilities, scheduling)
+    for name, tenant in settings.tenants.items():
+        scheduler.set_tenant(name, tenant.weight)
+    name = Path(settings.engine.model).name.removesuffix(".gguf")
+    bins = Bins(name, settings.metrics.tenant_labels)
+    text = EmbeddedText(engine, name, capabilities.max_context_tokens, pool)
+    return Stack(Driver(scheduler, engine, bins=bins), engine, text)
+
+
+def _engine(settings: Settings, progress: Progress) -> tuple[EmbeddedEngine, BlockPool]:
+    from transformers import AutoConfig
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    wanted = settings.engine
+    block = settings.memory.block_size
+    try:
+        folder = resolve_model(wanted.model, progress=progress)
+        progress(f"loading {folder.name}", 0, 0)
+        shape = pool_shape(
+            AutoConfig.from_pretrained(folder, local_files_only=True), 1, block, DTYPES[wanted.dtype]
+        )
+        most = AutoConfig.from_pretrained(folder, local_files_only=True).max_position_embeddings
+        blocks = _blocks(settings, shape.bytes, min(most, wanted.max_context or most))
+        pool = BlockPool(blocks, block)
+        engine = EmbeddedEngine.load(
+            folder,
+            tables=pool,
+            blocks=blocks,
+            dtype=wanted.dtype,
+            block_tokens=block,
+            threads=wanted.threads,
+            depth=wanted.pipeline_depth,
+            max_step_tokens=settings.scheduling.max_slot_tokens,
+        )
+    except (ModelError, UnsupportedModel, OSError, ValueError) as error:
+        raise SetupError(f"model {wanted.model!r}: {error}") from error
+    return engine, pool
+
+
+def _blocks(settings: Settings, block_bytes: int, max_context: int) -> int:
+    """Size of the pool in blocks."""
+    memory = settings.memory
+    if memory.pool_tokens is not None:
+        blocks = -(-memory.pool_tokens // memory.block_size)
+    elif memory.pool_bytes is not None:
+        blocks = int(memory.pool_bytes) // block_bytes
+    else:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        wanted = DEFAULT_CONTEXTS * -(-max_context // memory.block_size)
+        blocks = min(wanted, int(free * DEFAULT_SHARE) // block_bytes)
+    if blocks < 2:
+        raise SetupError(
+            f"the KV pool would have {blocks} blocks of {block_bytes} bytes; it needs at least 2"
+        )
+    return blocks
