@@ -131,8 +131,8 @@ class Driver:
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything to do."""
-        return bool(self._sessions or self._inbox)
+        """Whether there is anything to do: open requests, news for them, or a step not collected."""
+        return bool(self._sessions or self._inbox or self.scheduler.in_flight)
 
     @property
     def draining(self) -> bool:
@@ -323,6 +323,8 @@ class Driver:
 
     def _cancel(self, request_id: str, now: int) -> None:
         self.scheduler.cancel(request_id, now)
+        # Told at once: the next request in the inbox may be given the row that this one had.
+        self._emit_endings(self.scheduler.take_endings(), {})
 
     def _emit_tokens(self, result: StepResult, applied: Applied, endings: dict[int, Ending]) -> None:
         """Hand each row's new tokens to its sink, with its ending when this was the last of it."""
