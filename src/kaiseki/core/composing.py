@@ -86,7 +86,8 @@ def order_of(
         phase = np.where(decode, 0, np.where(waiting & policy.running_first, 2, 1))
         score = np.where(decode | (~waiting & policy.running_first), admitted, scores)
     else:
-        urgent = (table.ttft_ns[rows] < NEVER_NS) & (table.outputs[rows] == 0) & ~table.demoted[rows]
+        timed = (table.ttft_ns[rows] < NEVER_NS) | (table.tbt_ns[rows] < NEVER_NS)
+        urgent = timed & ~table.demoted[rows]
         phase = np.where(decode, np.where(bound, 0, 2), np.where(urgent, 1, 3))
         score = np.where(decode & roomy, 0.0, scores)
     phase = np.where(waiting & (table.passes[rows] >= max_passes), 1, phase)

@@ -52,7 +52,8 @@ class Fairness:
         """
         if not weight > 0:
             raise ValueError(f"tenant {name!r}: weight is {weight}, must be > 0")
-        self.weight[self.tenant(name)] = weight
+        index = self.tenant(name)  # may grow the arrays
+        self.weight[index] = weight
 
     def opened(self, tenant: int) -> None:
         """The tenant has one more open request; the first one lifts it."""

@@ -122,7 +122,9 @@ def _grant(  # noqa: PLR0911 - one return per constraint, in the order in which 
     if most < need:
         if not chunked:
             most = 0
-        most = (most // quantum) * quantum
+        # A slot that holds few quanta would lose much by rounding: there the grid is a quarter as fine.
+        grid = quantum if most >= 4 * quantum else max(quantum // 4, 1)
+        most = (most // grid) * grid
     if most <= 0 and not decode and (alone or limits[L_STARVING] > 0) and reason == _NO_TIME:
         # Nothing else runs, or prefill has starved: one quantum goes whatever the bound says.
         most = min(need, quantum)

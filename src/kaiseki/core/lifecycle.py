@@ -11,6 +11,7 @@ import numpy as np
 
 from kaiseki.core.decision import F64, I32
 from kaiseki.core.fairness import Fairness
+from kaiseki.core.pace import Pace
 from kaiseki.core.policy import Policy
 from kaiseki.core.protocols import KVSpace
 from kaiseki.core.queues import Waiting
@@ -58,6 +59,7 @@ class Lifecycle:
     fairness: Fairness
     trace: Trace
     policy: Policy
+    pace: Pace
     rates: tuple[float, float, float] = (0.0, 0.0, 0.0)
     slot: int = 0
     ids: dict[str, int] = field(default_factory=dict)
@@ -115,7 +117,8 @@ class Lifecycle:
         left = t.prompt[rows] + t.outputs[rows] - t.computed[rows] if uncached is None else uncached
         slot_ns, token_ns, _ = self.rates
         lone_ns: F64 = slot_ns + token_ns * left.astype(np.float64)
-        return View(t, rows, left, lone_ns)
+        rest = np.maximum(t.min_tokens[rows] - t.outputs[rows] - 1, 0)
+        return View(t, rows, left, lone_ns, left * self.pace.token_ns + rest * self.pace.slot_ns)
 
     def enqueue(self, rows: I32) -> None:
         """Put rows that hold nothing into the waiting queue."""

@@ -61,7 +61,7 @@ class Policy:
     buys: bool = False
     idle_share: float = 0.25
     tau_ms: float = 1000.0
-    starving_slots: int = 8
+    starving_slots: int = 64
 
     def key(self, view: View) -> F64:
         """float64[n]: static place in the queue, smaller first; ties go to the earlier arrival.

@@ -34,9 +34,10 @@ from kaiseki.core.filling import (
     no_features,
 )
 from kaiseki.core.lifecycle import Ending, Lifecycle
+from kaiseki.core.pace import Pace
 from kaiseki.core.policy import Policy
 from kaiseki.core.preemption import choose_forced, choose_purchase, newcomer_value, victim_prices
-from kaiseki.core.protocols import F_DECODES, Capabilities, CostModel, KVSpace
+from kaiseki.core.protocols import F_DECODES, F_TOKENS, Capabilities, CostModel, KVSpace
 from kaiseki.core.queues import Waiting
 from kaiseki.core.reasons import Event, Outcome, Reason
 from kaiseki.core.recording import record_slot
@@ -79,13 +80,14 @@ class Scheduler:
         self.fairness = Fairness(self.settings.fairness_window)
         self.trace = Trace()
         self.waiting = Waiting(self.table, origin_ns)
-        self.life = Lifecycle(self.table, self.waiting, kv, self.fairness, self.trace, policy)
         self.champion = NO_ROW
         self._inflight: dict[int, InFlight] = {}
         self._tightest_ttft_ns = NEVER_NS
         self._slots_without_prefill = 0
         self._planes = cost.planes()
-        self.life.rates = lone_rates(self._planes)
+        rates = lone_rates(self._planes)
+        pace = Pace(token_ns=rates[1], slot_ns=rates[2])
+        self.life = Lifecycle(self.table, self.waiting, kv, self.fairness, self.trace, policy, pace, rates)
 
     # ------------------------------------------------------------------ requests in and out
 
@@ -387,7 +389,9 @@ class Scheduler:
     def apply(self, result: StepResult) -> Applied:
         """Take in what a step did; see `applying.apply_step`."""
         flight = self._inflight.pop(result.slot)
-        self.cost.observe(flight.features, result.ended_ns - result.started_ns)
+        measured = result.ended_ns - result.started_ns
+        self.cost.observe(flight.features, measured)
+        self.life.pace.observe(float(measured), int(flight.features[F_TOKENS]))
         applied = apply_step(self.life, flight, result)
         self.kv.retire(result.slot)
         return applied

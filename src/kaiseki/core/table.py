@@ -176,13 +176,15 @@ class View:
         rows: int32[n].
         uncached: int32[n], tokens still to be computed before the next output token, best cache.
         lone_ns: float64[n], predicted time to do that alone on the card.
+        paced_ns: float64[n], predicted time to its last certain token at the pace of recent slots.
     """
 
-    def __init__(self, table: RequestTable, rows: I32, uncached: I32, lone_ns: F64) -> None:
+    def __init__(self, table: RequestTable, rows: I32, uncached: I32, lone_ns: F64, paced_ns: F64) -> None:
         self._table = table
         self.rows = rows
         self.uncached = uncached
         self.lone_ns = lone_ns
+        self.paced_ns = paced_ns
 
     def __getattr__(self, name: str) -> npt.NDArray[Any]:
         column = getattr(self._table, name)

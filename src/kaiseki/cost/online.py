@@ -13,6 +13,10 @@ _DOUBT = 0.5
 """Standard deviation of the prior, relative to each weight."""
 _DRIFT = 0.005
 """Standard deviation of how much a fully excited weight may move per step, relative."""
+_QUANTILE = 0.99
+"""Share of steps that should stay within prediction * headroom."""
+_QUANTILE_STEP = 0.02
+"""How far one overrun moves the headroom, relative."""
 _FLOOR = 1e-3
 """A weight never falls below this part of its prior, or it could not rise again."""
 
@@ -42,7 +46,7 @@ class OnlineLinear:
         self._least = prior * _FLOOR
         self._clip = clip
         self._covariance = np.eye(N_FEATURES) * _DOUBT**2
-        self._overrun = 0.0
+        self._headroom = 1.05
 
     @property
     def weights(self) -> F64:
@@ -54,8 +58,12 @@ class OnlineLinear:
         return self._weights.reshape(1, 1, -1).copy()
 
     def headroom(self) -> float:
-        """1 plus twice the running mean of relative overruns; at most 1.5."""
-        return 1.0 + min(2.0 * self._overrun, 0.5)
+        """Running 99 % quantile of measured / predicted, between 1 and 1.5.
+
+        Each step moves it a little, up by as much more for an overrun as overruns should be rarer
+        (stochastic approximation, H. Robbins and S. Monro, 1951).
+        """
+        return self._headroom
 
     def observe(self, features: F64, measured_ns: int) -> None:
         """Correct the weights by one measured step."""
@@ -63,7 +71,9 @@ class OnlineLinear:
         if predicted <= 0 or measured_ns <= 0:
             return
         surprise = float(np.clip(measured_ns / predicted, 1 / self._clip, self._clip)) - 1.0
-        self._overrun += 0.02 * (max(surprise, 0.0) - self._overrun)
+        over = float(surprise > self._headroom - 1.0)
+        moved = self._headroom + _QUANTILE_STEP * (over - (1.0 - _QUANTILE))
+        self._headroom = min(max(moved, 1.0), 1.5)
         share = self._weights * features / predicted
         spread = self._covariance @ share
         gain = spread / (float(share @ spread) + _NOISE**2)

@@ -9,15 +9,22 @@ import numpy as np
 
 from kaiseki.core.decision import F64, I64
 from kaiseki.core.policy import Order, Policy
+from kaiseki.core.requests import NEVER_NS
 from kaiseki.core.table import View
 from kaiseki.policies.edf import first_due_ns
+
+_BEHIND = 1e15
+"""Added to a score to put it behind all that lack it; above any due time in units of tau."""
 
 
 @dataclass(frozen=True)
 class Kaiseki(Policy):
     """Urgency `w * exp(-(d - t) / tau)`: its logarithm orders requests the same at any t (A4).
 
-    So the key `d / tau - ln w` is static: a weight moves a deadline by `tau * ln w`.
+    So the key `d / tau - ln w` is static: a weight moves a deadline by `tau * ln w`. Among the few
+    candidates of a slot, requests with a deadline for their last token are ordered again, by what
+    depends on load: at the pace of recent slots, those that will still make it come first, the least
+    remaining time per weight before others, and those that won't come last.
     """
 
     name: ClassVar[str] = "kaiseki"
@@ -33,6 +40,14 @@ class Kaiseki(Policy):
         """Minus the logarithm of urgency, without the part that all requests share."""
         key: F64 = first_due_ns(view) / (self.tau_ms * 1e6) - np.log(view.weight)
         return key
+
+    def rescore(self, view: View, keys: F64, now_ns: int) -> F64:
+        """Deadlines by remaining time per weight, behind them those that would miss at this pace."""
+        dated = (view.deadline_ns < NEVER_NS) & ~view.demoted
+        late = dated & (now_ns + view.paced_ns > view.arrival_ns + view.deadline_ns)
+        scores = np.where(dated, view.paced_ns / (self.tau_ms * 1e6 * view.weight), keys)
+        order: F64 = scores + _BEHIND * (late + 2.0 * view.demoted)
+        return order
 
     def victim_cost(self, view: View, blocks: I64, now_ns: int) -> F64:
         """Loss per block freed: the time to compute it again, plus what an undemoted request is worth."""
