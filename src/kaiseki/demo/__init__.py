@@ -1,0 +1,1 @@
+"""The demonstration: one real load under several policies, on this machine, compared and explained."""

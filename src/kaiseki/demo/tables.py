@@ -1,0 +1,80 @@
+"""The document of a demonstration, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+COLUMNS = (
+    "policy", "class", "requests", "attained", "", "TTFT p50", "p90", "p99", "gap p50", "p99", "tokens/s",
+)  # fmt: skip
+TOP_WAITS = 3
+
+
+def show(document: Mapping[str, Any], console: Console) -> None:
+    """The comparison, the verdicts, and one explained request."""
+    load = document["load"]
+    offered = (
+        f"\n{load['requests']:.0f} requests in {load['seconds']:.0f} s, {load['offered_ratio']:.2f} times "
+        f"what fcfs sustains ({load['sustainable_rps']:.2f}/s); "
+        f"interactive: {load['interactive_share']:.0%} of the work"
+    )
+    console.print(Text(offered), soft_wrap=True)
+    console.print(comparison(document))
+    for check in document["verdicts"]:
+        console.print(_verdict(check), soft_wrap=True)
+    if document["explained"] is not None:
+        console.print(Text("\n" + "\n".join(explained_lines(document["explained"]))), soft_wrap=True)
+
+
+def comparison(document: Mapping[str, Any]) -> Table:
+    """One row per policy and class, and one for each policy as a whole. Times in milliseconds."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for i, name in enumerate(COLUMNS):
+        table.add_column(name, justify="left" if i < 2 else "right", no_wrap=True)
+    for policy, figures in document["policies"].items():
+        budget, attained = figures["budget_tokens"], _percent(figures["attainment"])
+        name = policy if budget is None else f"{policy}, {budget}"
+        for cls, f in figures["classes"].items():
+            table.add_row(
+                name, cls, f"{f['requests']:.0f}", f"{f['attained']:g}", _percent(f["attainment"]),
+                *(_ms(f["ttft_ms"][p]) for p in ("p50", "p90", "p99")),
+                *(_ms(f["tbt_ms"][p]) for p in ("p50", "p99")),
+                "",
+            )  # fmt: skip
+            name = ""
+        table.add_row(
+            "", "all", f"{figures['requests']:.0f}", f"{figures['attained']:g}", attained,
+            "", "", "", "", "", f"{figures['output_tokens_per_s']:.1f}",
+            end_section=True, style="bold",
+        )  # fmt: skip
+    return table
+
+
+def explained_lines(document: Mapping[str, Any]) -> list[str]:
+    """An explain document in a few lines."""
+    lines = [f"explained: {document['summary']}"]
+    lines += [f"  {wait['ms']:8.0f} ms  {wait['detail']}" for wait in document.get("waits", ())[:TOP_WAITS]]
+    lines += [f"  {told}" for told in document.get("counterfactuals", ())[:1]]
+    return lines
+
+
+def _verdict(check: Mapping[str, Any]) -> Text:
+    shown = "ok    " if check["ok"] else "missed"
+    text = Text(shown, style="green" if check["ok"] else "red")
+    return text.append(
+        f"  {check['target']}: {check['reached']:.3g}, wanted {check['wanted']:.3g}", style="default"
+    )
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"
