@@ -105,7 +105,8 @@ def _looser(a: ServiceClass, b: ServiceClass) -> bool:
     return (
         _first_due(a) >= _first_due(b)
         and _or_never(a.tbt_ns) >= _or_never(b.tbt_ns)
-        and (a.weight <= b.weight and a.tier >= b.tier)
+        and a.weight <= b.weight
+        and a.tier >= b.tier
     )
 
 
