@@ -11,7 +11,7 @@ import numpy as np
 from kaiseki.core.decision import I32, I64, Bool
 from kaiseki.core.jit import njit
 from kaiseki.memory.blocks import available, begin_wait, drop, end_wait, let_go, share, take
-from kaiseki.memory.lanes import add_waiting, close_lane, fixed, known, need, open_lane, set_indexed
+from kaiseki.memory.lanes import add_waiting, close_lane, fixed, known, need, open_lane, set_committed
 from kaiseki.memory.layout import (
     COMMITTED,
     COPIES,
@@ -26,7 +26,6 @@ from kaiseki.memory.layout import (
     LACKS_BLOCKS,
     LANE,
     LENGTH,
-    NEVER_INDEX,
     NEXT,
     NO_BLOCKS_FREE,
     NO_LANE,
@@ -115,7 +114,7 @@ def reserve(
         if lane < 0:
             lane = open_lane(s, rows[i])
         if lanes[lane, COMMITTED] > starts[i]:
-            lanes[lane, COMMITTED] = starts[i]
+            set_committed(s, lane, starts[i])
         if starts[i] < lanes[lane, PRIVATE]:
             done = _replace_fixed(s, lane, starts[i] // page, out, left, done)
         if ends[i] > lanes[lane, LENGTH] * page:
@@ -149,8 +148,7 @@ def _replace_fixed(s: State, lane: int, first: int, out: I32, left: Bool, done: 
             left[done] = s.blocks[block, ROWS] == 0
             done += 1
     s.lanes[lane, PRIVATE] = first * s.counters[PAGE]
-    if s.lanes[lane, INDEXED] > first:
-        set_indexed(s, lane, first)
+    s.lanes[lane, INDEXED] = min(s.lanes[lane, INDEXED], first)
     return done
 
 
@@ -178,8 +176,10 @@ def commit(
         if lane < 0 or valid[i] <= lanes[lane, COMMITTED]:
             continue
         committed = min(valid[i], lanes[lane, LENGTH] * counters[PAGE])
-        lanes[lane, COMMITTED] = committed
-        if committed >= lanes[lane, INDEX_AT]:
+        if committed < lanes[lane, INDEX_AT]:
+            lanes[lane, COMMITTED] = committed
+        else:
+            set_committed(s, lane, committed)
             _index(s, lane)
     return OK
 
@@ -208,10 +208,7 @@ def _index(s: State, lane: int) -> int:
         elif found != own:
             break
         at += 1
-    set_indexed(s, lane, at)
-    if at < full:
-        more = full < s.requests[s.lanes[lane, ROW], COUNT]
-        s.lanes[lane, INDEX_AT] = (full + 1) * s.counters[PAGE] if more else NEVER_INDEX
+    s.lanes[lane, INDEXED] = at
     s.lanes[lane, PRIVATE] = max(s.lanes[lane, PRIVATE], at * s.counters[PAGE])
     return at
 
@@ -365,9 +362,9 @@ def attach(
             share(s, block)
             block = blocks[block, PARENT]
         lanes[lane, LENGTH] = pages
-        lanes[lane, COMMITTED] = out[i]
         lanes[lane, PRIVATE] = out[i]
-        set_indexed(s, lane, pages)
+        lanes[lane, INDEXED] = pages
+        set_committed(s, lane, out[i])
     return OK
 
 
@@ -405,7 +402,7 @@ def fork(
         tables[lane, page_index] = block
         share(s, block)
     lanes[lane, LENGTH] = pages
-    lanes[lane, COMMITTED] = min(tokens, lanes[source, COMMITTED])
+    set_committed(s, lane, min(tokens, lanes[source, COMMITTED]))
     lanes[lane, PRIVATE] = pages * counters[PAGE]
     lanes[source, PRIVATE] = max(lanes[source, PRIVATE], lanes[lane, PRIVATE])
     return OK

@@ -49,8 +49,8 @@ def open_lane(s: State, row: int) -> int:
     s.lanes[lane, ROW] = row
     s.lanes[lane, LENGTH] = 0
     s.lanes[lane, PRIVATE] = 0
-    s.lanes[lane, COMMITTED] = 0
-    set_indexed(s, lane, 0)
+    s.lanes[lane, INDEXED] = 0
+    set_committed(s, lane, 0)
     s.requests[row, LANE] = lane
     return int(lane)
 
@@ -76,13 +76,12 @@ def close_lane(s: State, lane: int) -> None:
 
 
 @njit
-def set_indexed(s: State, lane: int, indexed: int) -> None:
-    """Note how many leading blocks are indexed; look again when the page after them is full."""
-    s.lanes[lane, INDEXED] = indexed
-    if indexed < s.requests[s.lanes[lane, ROW], COUNT]:
-        s.lanes[lane, INDEX_AT] = (indexed + 1) * s.counters[PAGE]
-    else:
-        s.lanes[lane, INDEX_AT] = NEVER_INDEX
+def set_committed(s: State, lane: int, tokens: int) -> None:
+    """Note how much KV is computed, and that the index is to be looked at when the next page is full."""
+    full = tokens // s.counters[PAGE]
+    more = full < s.requests[s.lanes[lane, ROW], COUNT]
+    s.lanes[lane, COMMITTED] = tokens
+    s.lanes[lane, INDEX_AT] = (full + 1) * s.counters[PAGE] if more else NEVER_INDEX
 
 
 @njit

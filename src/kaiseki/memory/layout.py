@@ -30,9 +30,9 @@ ROW, LENGTH, PRIVATE, COMMITTED, INDEXED, INDEX_AT, FENCE, NEXT = range(LANE_FIE
 ROW: request row, -1 for an idle lane, `WAITING` for a released one whose fence has not retired.
 LENGTH: blocks held. PRIVATE: position from which on every block is the lane's own and not indexed, so
 that writes there need no look at the blocks. COMMITTED: positions below hold computed KV. INDEXED:
-leading blocks that are what the index holds under their digests. INDEX_AT: `commit` must look at
-the index when this position is reached. FENCE: slot a waiting lane waits for. NEXT: link in the list of
-idle lanes or of waiting ones.
+leading blocks that are what the index holds under their digests. INDEX_AT: where the next page that
+has a digest is full, so that `commit` must look at the index. FENCE: slot a waiting lane waits for.
+NEXT: link in the list of idle lanes or of waiting ones.
 """
 WAITING = -2
 NEVER_INDEX = 2**62

@@ -1,0 +1,222 @@
+"""The block pool as one would explain it: objects, lists and scans, nothing fast.
+
+Blocks are objects without numbers; the pool under test says which number each got (`adopt`).
+"""
+
+from __future__ import annotations
+
+
+class Block:
+    def __init__(self):
+        self.number = None
+        self.digest = None
+        self.parent = None
+        self.rows = set()
+        self.waits = []
+
+    @property
+    def fixed(self):
+        return len(self.rows) > 1 or self.digest is not None
+
+
+class Lane:
+    def __init__(self):
+        self.blocks = []
+        self.committed = 0
+
+
+class Model:
+    def __init__(self, total, page):
+        self.page = page
+        self.total = total
+        self.unowned = total
+        self.index = {}
+        self.cached = []  # longest unused first
+        self.lanes = {}
+        self.chains = {}
+        self.waiting = []  # (fence, blocks), in order of release
+        self.retired = -1
+        self.evicted = 0
+
+    def pages(self, tokens):
+        return -(-tokens // self.page)
+
+    # What can be asked.
+
+    def free(self):
+        return self.unowned + len(self.cached)
+
+    def live(self):
+        return len({id(b) for lane in self.lanes.values() for b in lane.blocks})
+
+    def limbo(self):
+        return len({id(b) for _, blocks in self.waiting for b in blocks if not b.rows})
+
+    def prefix(self, row, limit):
+        found = []
+        for digest in self.chains[row][: max(0, limit) // self.page]:
+            if digest not in self.index:
+                break
+            found.append(self.index[digest])
+        return found
+
+    def cached_tokens(self, row, limit):
+        found = self.prefix(row, limit)
+        return len(found) * self.page, sum(1 for b in found if not b.rows and not b.waits)
+
+    def need(self, row, start, end):
+        lane = self.lanes.get(row, Lane())
+        if end <= start:
+            return 0
+        copies = sum(1 for b in lane.blocks[start // self.page :] if b.fixed)
+        return max(0, self.pages(end) - len(lane.blocks)) + copies
+
+    def reclaimable(self, rows):
+        return [
+            sum(1 for b in {id(b): b for r in self.lanes for b in self.lanes[r].blocks}.values()
+                if b.rows <= set(rows[: i + 1]))
+            for i in range(len(rows))
+        ]  # fmt: skip
+
+    # What can be done.
+
+    def attach(self, row, limit):
+        found = self.prefix(row, limit)
+        if found:
+            lane = self.lanes[row] = Lane()
+            lane.blocks = found
+            lane.committed = len(found) * self.page
+            for block in found:
+                if block in self.cached:
+                    self.cached.remove(block)
+                block.rows.add(row)
+        return len(found) * self.page
+
+    def fork(self, parent, child, tokens):
+        if tokens <= 0:
+            return
+        lane = self.lanes[child] = Lane()
+        lane.blocks = self.lanes[parent].blocks[: self.pages(tokens)]
+        lane.committed = min(tokens, self.lanes[parent].committed)
+        for block in lane.blocks:
+            block.rows.add(child)
+
+    def reserve(self, rows, starts, ends):
+        """Does it and returns [(source, destination)] blocks."""
+        copies, orphans = [], []
+        for row, start, end in zip(rows, starts, ends, strict=True):
+            if end <= start:
+                continue
+            lane = self.lanes.setdefault(row, Lane())
+            lane.committed = min(lane.committed, start)
+            for at in range(start // self.page, len(lane.blocks)):
+                old = lane.blocks[at]
+                if old.fixed:
+                    new = lane.blocks[at] = self._take(row)
+                    copies.append((old, new))
+                    old.rows.remove(row)
+                    if not old.rows:
+                        orphans.append(old)
+            while len(lane.blocks) < self.pages(end):
+                lane.blocks.append(self._take(row))
+        for block in reversed(orphans):
+            self._settle(block)
+        return copies
+
+    def commit(self, row, valid):
+        lane = self.lanes.get(row)
+        if lane and valid > lane.committed:
+            before = self._full(row)
+            lane.committed = min(valid, len(lane.blocks) * self.page)
+            if self._full(row) > before:
+                self._index(row)
+
+    def release(self, row, fence):
+        lane = self.lanes.get(row)
+        if lane is None:
+            return
+        self._index(row, leaving=True)
+        del self.lanes[row]
+        for block in lane.blocks:
+            block.rows.remove(row)
+        if fence > self.retired:
+            self.waiting.append((fence, lane.blocks))
+            for block in lane.blocks:
+                block.waits.append(fence)
+        else:
+            for block in reversed(lane.blocks):
+                self._settle(block)
+
+    def retire(self, slot):
+        self.retired = max(self.retired, slot)
+        due = [(f, blocks) for f, blocks in self.waiting if f <= self.retired]
+        self.waiting = [(f, blocks) for f, blocks in self.waiting if f > self.retired]
+        for fence, blocks in due:
+            for block in reversed(blocks):
+                block.waits.remove(fence)
+                self._settle(block)
+
+    # How.
+
+    def _take(self, row):
+        if self.unowned:
+            self.unowned -= 1
+        else:
+            oldest = self.cached[0]
+            self._strip_children(oldest)
+            self.cached.pop(0)
+            del self.index[oldest.digest]
+            self.evicted += 1
+        block = Block()
+        block.rows = {row}
+        return block
+
+    def _full(self, row):
+        return min(self.lanes[row].committed // self.page, len(self.chains[row]))
+
+    def _children(self, block):
+        return [b for b in self.index.values() if b.parent is block]
+
+    def _strip_children(self, block):
+        """Children of a cached block can only be grafts in limbo: these lose their digests, leaves first."""
+        while self._children(block):
+            for _, blocks in self.waiting:
+                before, grafted = None, False
+                suspects = []
+                for b in blocks:
+                    grafted |= b.digest is not None and b.parent is not before
+                    before = b
+                    if grafted:
+                        suspects.append(b)
+                for b in reversed(suspects):
+                    if not b.rows and b.digest is not None and not self._children(b):
+                        del self.index[b.digest]
+                        b.digest = b.parent = None
+
+    def _settle(self, block):
+        if block.rows or block.waits:
+            return
+        if block.digest is None:
+            self.unowned += 1
+            return
+        self.cached.append(block)
+        parent = block.parent
+        while parent in self.cached:
+            self.cached.remove(parent)
+            self.cached.append(parent)
+            parent = parent.parent
+
+    def _index(self, row, leaving=False):
+        lane = self.lanes[row]
+        own_parent, parent = True, None
+        for at, digest in enumerate(self.chains[row][: self._full(row)]):
+            own, known = lane.blocks[at], self.index.get(digest)
+            if known is None:
+                if own.digest is not None or not (own_parent or (leaving and own.rows == {row})):
+                    return
+                own.digest, own.parent = digest, parent
+                self.index[digest] = known = own
+            own_parent = own_parent and known is own
+            if not own_parent and not leaving:
+                return
+            parent = known
