@@ -126,7 +126,7 @@ def run_schedule(engine: EmbeddedEngine, pool: BlockPool, jobs: Jobs, chaos: Cha
     return out
 
 
-def _arrivals(jobs: Jobs, block: int, rng: random.Random) -> list[tuple[Request, GenerationWork]]:
+def _arrivals(jobs: Jobs, block: int, rng: random.Random, salt: int) -> list[tuple[Request, GenerationWork]]:
     order = list(range(len(jobs)))
     rng.shuffle(order)
     made = []
