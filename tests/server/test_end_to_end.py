@@ -250,9 +250,13 @@ def test_explanations_are_for_those_they_concern(served: Served) -> None:
 
 
 def test_priorities_of_both_kinds_reach_the_scheduler(served: Served) -> None:
-    body = {"model": "tiny", "prompt": "z", "max_tokens": 3}
-    for extra in ({"priority": 0}, {"nvext": {"agent_hints": {"priority": 10}}}):
-        assert served.post(body | extra).status_code == 200
+    def priority(**extra: Any) -> int:
+        answer = served.post({"model": "tiny", "prompt": "z", "max_tokens": 3} | extra)
+        story = served.stack.driver.history.story(answer.headers["x-kaiseki-request-id"])
+        assert story is not None
+        return story.request.priority
+
+    assert priority(priority=0) == priority(nvext={"agent_hints": {"priority": 10}}) < priority()
 
 
 def test_metrics_agree_with_what_was_served(served: Served) -> None:

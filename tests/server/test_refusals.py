@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from server_fakes import Connect, FakeDriver, FakeModel, ends, hang
+from server_fakes import Connect, FakeDriver, FakeModel, Health, ends, hang
 from starlette.testclient import TestClient
 
 from kaiseki.core.reasons import Finish, Outcome, Reason
@@ -221,6 +221,14 @@ def test_a_full_queue_refuses_before_tokenising(
         for s in f.samples
     }
     assert samples["kaiseki_refusals_total", "queue_full"] == 2
+
+
+def test_nothing_is_taken_while_no_progress_is_made(client: TestClient, driver: FakeDriver) -> None:
+    driver.healthy = Health(False, "RuntimeError: the engine is gone")
+    error = refused(client.post("/v1/completions", json=TEXT), 503)
+    assert error["code"] == "no_progress"
+    assert "the engine is gone" in error["message"]
+    assert driver.requests == []
 
 
 def test_a_bug_is_no_traceback_for_the_client(client: TestClient, model: FakeModel) -> None:

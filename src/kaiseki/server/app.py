@@ -45,7 +45,8 @@ def create_app(driver: DriverLike, model: TextModel, settings: Settings, backlog
         yield
         service.close()
 
-    app = FastAPI(title="Kaiseki", version=__version__, lifespan=lifespan)
+    # No pages that load scripts from elsewhere; /openapi.json is there for tools.
+    app = FastAPI(title="Kaiseki", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.add_middleware(RequestIds)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)

@@ -162,7 +162,7 @@ class Generate(Body):
             repetition_penalty=_or(self.repetition_penalty, 1.0),
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
-            seed=None if self.seed is None else self.seed + index,
+            seed=None if self.seed is None else (self.seed + index) % 2**63,
             stop=tuple(self.stop or ()),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),

@@ -47,6 +47,14 @@ class Asked:
         return describe(self.cls)
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids, and the digests of their full KV blocks."""
+
+    ids: list[int]
+    block_hashes: tuple[bytes, ...]
+
+
 class Service:
     """What the routes share. Create it on the event loop that serves them."""
 
@@ -96,8 +104,7 @@ class Service:
         priority = offset(body.priority, body.agent_priority, caller.trusted)
         asked = Asked(caller, cls, priority, arrival_ns)
         with self._counted(asked):
-            if self.draining:
-                raise ApiError(503, Reason.DRAINING.sentence.capitalize() + ".", code=Reason.DRAINING.label)
+            self._check_open()
         return body, asked
 
     def check_model(self, name: str) -> None:
@@ -127,9 +134,9 @@ class Service:
             raise invalid("n", f"at most {most} outputs in one request (prompts times n)", choices)
         with self._counted(asked), self._gate.preparing(choices, prompt_bytes):
             loop = asyncio.get_running_loop()
-            ids = [await loop.run_in_executor(self._tokenisers, encode) for encode in prompts]
-            jobs = list(self._jobs(request_id(http), body, asked, ids, wanted_tokens, logprobs))
-            total = sum(len(prompt) for prompt in ids)
+            made = [await loop.run_in_executor(self._tokenisers, self._prompt, encode) for encode in prompts]
+            jobs = list(self._jobs(request_id(http), body, asked, made, wanted_tokens, logprobs))
+            total = sum(len(prompt.ids) for prompt in made)
             generation = Generation(self.driver, self._bridge, jobs, total)
         self._open.add(generation)
         try:
@@ -144,22 +151,27 @@ class Service:
         generation.close()
         self._open.discard(generation)
 
+    def _prompt(self, encode: Encode) -> Prompt:
+        ids = encode()
+        if not ids:
+            raise invalid("prompt", "must have at least one token")
+        if max(ids) >= self.model.vocab_size or min(ids) < 0:
+            raise invalid("prompt", f"token ids must be in [0, {self.model.vocab_size})")
+        return Prompt(ids, self.model.block_hashes(ids))
+
     def _jobs(
         self,
         base_id: str,
         body: Generate,
         asked: Asked,
-        prompts: Iterable[list[int]],
+        prompts: Iterable[Prompt],
         wanted_tokens: int | None,
         logprobs: int | None,
     ) -> Iterator[Job]:
         """A request and its work for each choice; those after a prompt's first are its forks."""
         index = 0
-        for ids in prompts:
-            if not ids:
-                raise invalid("prompt", "must have at least one token")
-            if max(ids) >= self.model.vocab_size or min(ids) < 0:
-                raise invalid("prompt", f"token ids must be in [0, {self.model.vocab_size})")
+        for prompt in prompts:
+            ids = prompt.ids
             max_tokens = wanted_tokens or max(1, self.model.max_total_tokens - len(ids))
             first = Request(
                 id=base_id if index == 0 else f"{base_id}-{index}",
@@ -170,13 +182,21 @@ class Service:
                 arrival_ns=asked.arrival_ns,
                 min_tokens=body.certain_tokens(max_tokens),
                 priority=asked.priority,
-                block_hashes=self.model.block_hashes(ids),
+                block_hashes=prompt.block_hashes,
             )
             for k in range(body.choices):
                 sampling = body.sampling(max_tokens, logprobs, k)
                 request = first if k == 0 else replace(first, id=f"{base_id}-{index}", fork_of=first.id)
                 yield request, GenerationWork(ids, sampling)
                 index += 1
+
+    def _check_open(self) -> None:
+        if self.draining:
+            message = f"Request refused: {Reason.DRAINING.sentence}."
+            raise ApiError(503, message, code=Reason.DRAINING.label)
+        health = self.driver.health()
+        if not health.ok:  # it would wait for ever; whoever balances load should look elsewhere
+            raise ApiError(503, f"Request refused: {health.reason}.", code="no_progress")
 
     @contextmanager
     def _counted(self, asked: Asked) -> Iterator[None]:
