@@ -154,7 +154,8 @@ def _check_lanes(s: State) -> None:
     )
     assert (s.lanes[waiting, FENCE] > s.counters[RETIRED]).all(), "a lane waits for a retired slot"
     used = _tables(s, s.lanes[:, ROW] >= 0)
-    owners = {lane: row for row, lane in enumerate(s.requests[:, LANE].tolist()) if lane >= 0}
+    rows = np.flatnonzero(s.requests[:, LANE] >= 0).tolist()
+    owners = {int(s.requests[row, LANE]): row for row in rows}
     assert owners == {lane: int(s.lanes[lane, ROW]) for lane, _ in used}, "rows and lanes disagree"
     for lane, blocks in used:
         _check_lane(s, lane, blocks)

@@ -65,7 +65,7 @@ class ChainStore:
         Raises:
             AssertionError: naming what is wrong.
         """
-        spans = [(o, o + room) for _, o, _, room in self.requests.tolist() if room]
+        spans = [(o, o + room) for _, o, _, room in self.requests[self.requests[:, ROOM] > 0].tolist()]
         spans += [(o, o + room) for room, offsets in self._spare.items() for o in offsets]
         at = 0
         for start, end in sorted(spans):

@@ -192,7 +192,7 @@ class BlockPool:
         """Share the cached prefix with rows that hold no blocks. Returns tokens attached, int32[n].
 
         Raises:
-            ValueError: a row holds blocks, or its digests are no chain; nothing was changed.
+            ValueError: a row holds blocks, or its digests turn out to be no chain; nothing was changed.
         """
         rows, limits = _i32(rows), _i32(limits)
         out = np.empty(rows.size, np.int32)
