@@ -94,9 +94,11 @@ class KVCheckingEngine(ScriptedEngine):
         capabilities: Capabilities,
         pool: BlockPool,
         jitter: Callable[[], float] | None = None,
+        check: bool = True,
     ) -> None:
         super().__init__(clock, weights, capabilities, jitter)
         self.pool = pool
+        self.check = check
         self.held: dict[int, list[object]] = defaultdict(lambda: [None] * pool.block_tokens)
         self.names: dict[int, Callable[[int], object]] = {}
         self.void: dict[int, int] = {}
@@ -112,6 +114,10 @@ class KVCheckingEngine(ScriptedEngine):
     def execute(self, decision: Decision) -> None:
         super().execute(decision)
         self.decisions.append(decision)
+        if self.check:
+            self._check_content(decision)
+
+    def _check_content(self, decision: Decision) -> None:
         for source, target in decision.copies.tolist():
             self.held[target] = list(self.held[source])
         ends = decision.starts + decision.tokens
@@ -151,11 +157,13 @@ class Named:
 
 def naming(prompt: list[int], script: Script) -> Callable[[int], object]:
     """KV of a position depends on all tokens up to it: those of the prompt, then this request's output."""
-    heads = [hash(tuple(prompt[: p + 1])) for p in range(len(prompt))]
+    heads = [0]
+    for token in prompt:
+        heads.append(hash((heads[-1], token)))
 
     def name(p: int) -> object:
         if p < len(prompt):
-            return heads[p]
+            return heads[p + 1]
         return (heads[-1], script.seed, p)
 
     return name
@@ -172,7 +180,7 @@ class Bench:
         weights: true step times, ns per feature.
         cost: the scheduler's model; the true one when not given.
         jitter: factor on each step's true time.
-        audit: check pool and table after every slot.
+        audit: check pool and table after every slot, and what every chunk reads.
     """
 
     def __init__(
@@ -196,7 +204,7 @@ class Bench:
         self.scheduler = Scheduler(
             self.policy, self.pool, cost or FixedLinear(weights), caps, settings, origin_ns=0
         )
-        self.engine = KVCheckingEngine(self.clock, weights, caps, self.pool, jitter)
+        self.engine = KVCheckingEngine(self.clock, weights, caps, self.pool, jitter, audit)
         self.driver = Driver(self.scheduler, self.engine, self.clock)
         self.served: dict[str, Served] = {}
         self.prompts: dict[str, list[int]] = {}

@@ -38,7 +38,7 @@ class Capabilities:
         depth: how many decisions may be in flight beyond the one being executed: 0, 1 (asynchronous)
             or stages - 1 (pipeline parallel).
         placeholders: whether a row may be scheduled again before its last token is known
-            (asynchronous engines); if not, decisions in flight have disjoint rows.
+            (asynchronous engines); if not, decisions in flight have disjoint (row, epoch) pairs.
         pause_decode: whether a running decode may get nothing in a slot.
         max_context_tokens: longest prompt + output.
         max_step_tokens: most tokens in one step.

@@ -103,9 +103,10 @@ class ScriptedEngine:
         if len(set(rows)) != len(rows):
             raise ScriptError(f"slot {decision.slot}: a row twice in one decision")
         if not self._capabilities.placeholders:
-            busy = {r for d, _ in self._outstanding for r in d.rows.tolist()}
-            if busy & set(rows):
-                raise ScriptError(f"slot {decision.slot}: rows {busy & set(rows)} are in flight")
+            # A row that was stopped meanwhile, and perhaps given to another request, has a newer epoch.
+            busy = {pair for d, _ in self._outstanding for pair in _pairs(d)}
+            if busy & _pairs(decision):
+                raise ScriptError(f"slot {decision.slot}: {busy & _pairs(decision)} are in flight")
         for row, start, tokens, epoch in zip(
             rows, decision.starts.tolist(), decision.tokens.tolist(), decision.epochs.tolist(), strict=True
         ):
@@ -166,3 +167,8 @@ class ScriptedEngine:
             else:
                 add_prefill(features, float(start), float(tokens))
         return features
+
+
+def _pairs(d: Decision) -> set[tuple[int, int]]:
+    """The (row, epoch) pairs of a decision."""
+    return set(zip(d.rows.tolist(), d.epochs.tolist(), strict=True))
