@@ -168,6 +168,8 @@ class Scheduler:
             bought, newcomer = self._buy(entries, found, now)
             if bought.size:
                 found = found.without(np.isin(found.rows, bought))
+                # A victim's blocks are idle now, and a fork can no longer share them.
+                new = self._measure(new.rows)
                 entries, features = self._fill(found, new, now, newcomer)
         return self._emit(entries, features, np.concatenate([forced, bought]), found, now)
 
@@ -231,8 +233,8 @@ class Scheduler:
         return found.without(np.isin(found.rows, victims)), victims
 
     def _candidates(self, now: int, work_limit: int | None) -> Entries:
-        """Look at the best few waiting requests: what each would need if it were admitted."""
-        t, life, block = self.table, self.life, self.kv.block_tokens
+        """Look at the best few waiting requests that can still make it."""
+        t, life = self.table, self.life
         free_rows = self.settings.max_batch_size - t.running_count
         if self.policy.whole_batch and t.running_count:
             return no_entries()
@@ -242,7 +244,24 @@ class Scheduler:
             return no_entries()
         tenants = int((self.waiting.counts() > 0).sum())
         share = -(-limit // tenants) if self.policy.fair else limit
-        rows = self.waiting.peek(limit, share)
+        new = self._measure(self.waiting.peek(limit, share))
+        looked = new.rows.size
+        while self.policy.gives_up:
+            # The latest-start heap gives up a window of requests per slot; nobody is admitted after it.
+            latest = life.latest_start(life.view(new.rows, new.need))
+            lost = (latest < now) & ~t.demoted[new.rows] & (t.on_late[new.rows] != OnLate.KEEP)
+            if not lost.any():
+                break
+            self._lose(new.rows[lost], Reason.HOPELESS, now)
+            left = limit if work_limit is None else min(limit, work_limit - looked)
+            more = self.waiting.peek(max(0, min(int(lost.sum()), left)), share)
+            looked += more.size
+            new = self._measure(np.concatenate([new.rows[~lost], more]))
+        return new
+
+    def _measure(self, rows: I32) -> Entries:
+        """What each of these waiting requests would need if it were admitted now."""
+        t, life, block = self.table, self.life, self.kv.block_tokens
         known = t.prompt[rows] + t.outputs[rows]
         parents = life.forkable(rows)
         cached = self.kv.cached_tokens(rows, known - 1)
