@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import logging
+from tests.harness import Bench, job
 
-import pytest
-
-from kaiseki.core.reasons import Finish, Outcome, Reason
-from kaiseki.core.settings import SchedulerSettings
-from kaiseki.engines.driver import Driver
-from tests.harness import MS, SMALL, START_NS, Bench, job
+from kaiseki.core.reasons import Outcome, Reason
 
 
 def test_a_row_freed_by_a_cancel_is_not_mixed_up_with_its_next_owner() -> None:
