@@ -206,6 +206,28 @@ class TestReuse:
         assert pool.attach(i32(0), i32(20)).tolist() == [16], "the row itself resumes from what it computed"
         pool.check()
 
+    @pytest.mark.parametrize("same", [4, 8, 31])
+    def test_digests_that_begin_alike_are_told_apart(self, same):
+        pool = pool_of(16)
+        digests = [b"x" * same + bytes([i]) * (32 - same) for i in range(4)]
+        for row in (0, 1):
+            pool.register(row, digests[2 * row : 2 * row + 1])
+            pool.reserve(i32(row), i32(0), i32(4))
+            pool.commit(i32(row), i32(4))
+            pool.check()
+        found = []
+        for row, digest in enumerate(digests, 2):
+            pool.register(row, (digest,))
+            found += pool.attach(i32(row), i32(4)).tolist()
+        assert found == [4, 0, 4, 0]
+        assert [blocks_of(pool, row, 4) for row in (2, 4)] == [blocks_of(pool, row, 4) for row in (0, 1)]
+        pool.release(i32(0, 2), fences(-1, -1))
+        pool.register(7, ())
+        pool.reserve(i32(7), i32(0), i32(60))  # evicts one of the two; the other must still be found
+        pool.check()
+        pool.register(8, (digests[2],))
+        assert pool.attach(i32(8), i32(4)).tolist() == [4]
+
     def test_digests_must_be_chains(self):
         pool = pool_of(16)
         a, _, c = chain_hashes(TEXT[:12], 4)
@@ -260,6 +282,16 @@ class TestCopyOnWrite:
         assert pool.live_blocks() == 2
         assert self.forked(tokens=4).tables(i32(1), i32(4)).tolist() == [[0]]
         assert self.forked(tokens=0).live_blocks() == 2
+
+    def test_a_fork_has_computed_no_more_than_its_parent(self):
+        pool = pool_of(8)
+        pool.register(0, ())
+        pool.reserve(i32(0), i32(0), i32(8))
+        pool.commit(i32(0), i32(5))
+        pool.register(1, chain_hashes(TEXT[:8], 4))
+        pool.fork(0, 1, 8)
+        pool.release(i32(0, 1), fences(-1, -1))
+        assert cached(pool, TEXT[:8]) == 4
 
     def test_the_first_to_write_copies_and_the_last_owner_does_not(self):
         pool = self.forked()
