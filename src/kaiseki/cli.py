@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from kaiseki import __version__
+from kaiseki.commands.bench import bench
 from kaiseki.commands.check import check
 from kaiseki.commands.common import Command
 from kaiseki.commands.demo import demo
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 for command in (serve, pull, check, explain, demo):
     app.command(cls=Command)(command)
+app.add_typer(bench, name="bench")
 
 
 def _version(wanted: bool) -> None:

@@ -34,10 +34,12 @@ def demo(
     from kaiseki.demo.report import document
     from kaiseki.demo.run import Demo, Options
     from kaiseki.demo.serving import ServerFailed, serve, until_signalled
-    from kaiseki.demo.tables import show
+    from kaiseki.demo.tables import PLAIN_WIDTH, show
     from kaiseki.models import ModelError, resolve_model, terminal_progress
 
     console = Console(stderr=json == STDOUT)
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
     try:
         with terminal_progress() as progress:
             folder = resolve_model(model, progress=progress)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-COLUMNS = (
-    "policy", "class", "requests", "attained", "", "TTFT p50", "p90", "p99", "gap p50", "p99", "tokens/s",
-)  # fmt: skip
+COLUMNS = ("policy", "class", "attained", "", "TTFT ms p50 / 90 / 99", "gap ms p50 / 99", "tokens/s")
+PLAIN_WIDTH = 110
+"""Where there is no terminal to ask."""
 TOP_WAITS = 3
 
 
@@ -33,26 +33,25 @@ def show(document: Mapping[str, Any], console: Console) -> None:
 
 
 def comparison(document: Mapping[str, Any]) -> Table:
-    """One row per policy and class, and one for each policy as a whole. Times in milliseconds."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    """One row per policy and class, and one for each policy as a whole."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for i, name in enumerate(COLUMNS):
         table.add_column(name, justify="left" if i < 2 else "right", no_wrap=True)
     for policy, figures in document["policies"].items():
-        budget, attained = figures["budget_tokens"], _percent(figures["attainment"])
+        budget = figures["budget_tokens"]
         name = policy if budget is None else f"{policy}, {budget}"
-        for cls, f in figures["classes"].items():
+        for cls, of_class in figures["classes"].items():
+            ttft, gaps = of_class["ttft_ms"], of_class["tbt_ms"]
             table.add_row(
-                name, cls, f"{f['requests']:.0f}", f"{f['attained']:g}", _percent(f["attainment"]),
-                *(_ms(f["ttft_ms"][p]) for p in ("p50", "p90", "p99")),
-                *(_ms(f["tbt_ms"][p]) for p in ("p50", "p99")),
-                "",
-            )  # fmt: skip
+                name,
+                cls,
+                *_met(of_class),
+                _join(ttft[p] for p in ("p50", "p90", "p99")),
+                _join(gaps[p] for p in ("p50", "p99")),
+            )
             name = ""
-        table.add_row(
-            "", "all", f"{figures['requests']:.0f}", f"{figures['attained']:g}", attained,
-            "", "", "", "", "", f"{figures['output_tokens_per_s']:.1f}",
-            end_section=True, style="bold",
-        )  # fmt: skip
+        rate = f"{figures['output_tokens_per_s']:.1f}"
+        table.add_row("", "all", *_met(figures), "", "", rate, end_section=True, style="bold")
     return table
 
 
@@ -72,9 +71,11 @@ def _verdict(check: Mapping[str, Any]) -> Text:
     )
 
 
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
+def _met(figures: Mapping[str, Any]) -> tuple[str, str]:
+    share = figures["attainment"]
+    counted = f"{figures['attained']:g} of {figures['requests']:g}"
+    return counted, "-" if share is None else f"{share:.1%}"
 
 
-def _ms(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f}"
+def _join(values: Iterable[float | None]) -> str:
+    return " / ".join("-" if value is None else f"{value:.0f}" for value in values)
