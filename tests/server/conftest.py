@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
+from tests.server.fakes import Connect, FakeDriver, FakeModel
 
 from kaiseki.config import Settings, parse
 from kaiseki.server.app import create_app
-
-sys.path.insert(0, str(Path(__file__).parent))  # test modules share server_fakes
-
-from server_fakes import Connect, FakeDriver, FakeModel
 
 
 @pytest.fixture

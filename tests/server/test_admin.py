@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from server_fakes import Connect, FakeDriver, Health
+from tests.server.fakes import Connect, FakeDriver, Health
 
 from kaiseki.config import key_digest
 

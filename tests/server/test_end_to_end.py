@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import signal
 import subprocess
 import sys
@@ -18,8 +19,8 @@ import openai
 import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tests.tiny_models import SIZES, byte_tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from kaiseki.config import key_digest, parse
 from kaiseki.server.app import create_app
@@ -46,27 +47,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder: a token per byte, two layers."""
     out = tmp_path_factory.mktemp("models") / "tiny"
     torch.manual_seed(0)
-    LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=264,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=CONTEXT,
-            initializer_range=0.2,
-            bos_token_id=None,
-            eos_token_id=256,
-            pad_token_id=256,
-        )
-    ).save_pretrained(out)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(["<|end|>"])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|end|>")
+    LlamaForCausalLM(LlamaConfig(**SIZES | {"max_position_embeddings": CONTEXT})).save_pretrained(out)
+    tokenizer = byte_tokenizer()
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(out)
     return out
@@ -207,6 +189,41 @@ def test_a_client_that_hangs_up_frees_its_blocks(served: Served) -> None:
     request_id = response.headers["x-kaiseki-request-id"]
     document = served.get(f"/kaiseki/v1/requests/{request_id}").json()
     assert document["outcome"] == "cancelled"
+
+
+def test_a_crowd_of_which_many_hang_up(served: Served) -> None:
+    """Streams and whole answers, forks too; each client leaves after a time of its own."""
+    rng = random.Random(4)
+    asks = [
+        (
+            {
+                "model": "tiny",
+                "prompt": "w" * rng.randint(1, 300),
+                "max_tokens": rng.randint(1, 150),
+                "n": rng.choice((1, 1, 2, 3)),
+                "stream": rng.random() < 0.5,
+                "ignore_eos": True,
+            },
+            rng.choice((0.02, 0.1, 0.3, 60.0)),
+        )
+        for _ in range(32)
+    ]
+    statuses: list[int] = []
+
+    def one(body: dict[str, Any], patience_s: float) -> None:
+        try:
+            statuses.append(served.post(body, timeout=patience_s).status_code)
+        except httpx.TimeoutException:
+            statuses.append(0)
+
+    threads = [threading.Thread(target=one, args=ask) for ask in asks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+    assert len(statuses) == len(asks)
+    assert set(statuses) <= {0, 200, 429}
+    assert 200 in statuses
 
 
 def test_those_who_come_too_late_are_told_before_any_work(served: Served) -> None:

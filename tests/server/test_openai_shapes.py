@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from server_fakes import FakeDriver, FakeModel
 from starlette.testclient import TestClient
+from tests.server.fakes import FakeDriver, FakeModel
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
 TEXT = {"model": "tiny", "prompt": "hello", "max_tokens": 5}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from server_fakes import Connect, FakeDriver, FakeModel, Health, ends, hang
 from starlette.testclient import TestClient
+from tests.server.fakes import Connect, FakeDriver, FakeModel, Health, ends, hang
 
 from kaiseki.core.reasons import Finish, Outcome, Reason
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from server_fakes import Connect, FakeDriver
 from starlette.testclient import TestClient
+from tests.server.fakes import Connect, FakeDriver
 
 from kaiseki.config import Settings, key_digest, parse
 from kaiseki.core.requests import Request

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import httpx
 import openai
 import pytest
-from server_fakes import FakeDriver, FakeModel, ends, hang
+from tests.server.fakes import FakeDriver, FakeModel, ends, hang
 
 from kaiseki.config import Settings, parse
 from kaiseki.core.reasons import Outcome, Reason
