@@ -7,7 +7,7 @@ from rich.console import Console
 
 from kaiseki.demo.prompts import BATCH, INTERACTIVE
 from kaiseki.demo.report import best_budget, median_of, verdicts
-from kaiseki.demo.tables import PLAIN_WIDTH, comparison, explained_lines
+from kaiseki.demo.tables import PLAIN_WIDTH, comparison, explained_lines, show
 
 
 def figures(interactive: float, attained: int, rate: float) -> dict:
@@ -56,6 +56,17 @@ def test_the_table_fits_a_plain_page():
     assert "fcfs, 64" in text
     assert "60.0%" in text
     assert "…" not in text
+
+
+def test_all_budgets_that_were_tried_are_shown():
+    tried = [{"budget_tokens": b, "attained": b, "attainment": b / 1024} for b in (64, 512)]
+    load = dict.fromkeys(
+        ("requests", "seconds", "offered_ratio", "sustainable_rps", "interactive_share"), 0.4
+    )
+    fcfs = figures(0.6, 9, 90.0) | {"budgets": tried}
+    console = Console(width=PLAIN_WIDTH, record=True)
+    show({"load": load, "policies": {"fcfs": fcfs}, "verdicts": [], "explained": None}, console)
+    assert "fcfs, attained by budget: 64: 6.2%, 512: 50.0%" in console.export_text()
 
 
 def test_an_explanation_in_a_few_lines():

@@ -168,7 +168,9 @@ class Demo:
             f"gaps {measured.tbt_target_ms:.0f} ms (2x a step of eight); "
             f"batch {measured.deadline_ms / 1000:.1f} s to the last token (5x)"
         )
-        if not self._options.full:
+        if self._options.full:
+            say(f"token budgets of the baselines: {', '.join(map(str, BUDGETS))}, the best of each is shown")
+        else:
             say(f"token budget of the baselines: {budget}, {reason_for(measured, budget)}")
 
 

@@ -26,6 +26,10 @@ def show(document: Mapping[str, Any], console: Console) -> None:
     )
     console.print(Text(offered), soft_wrap=True)
     console.print(comparison(document))
+    for policy, figures in document["policies"].items():
+        if "budgets" in figures:
+            tried = (f"{run['budget_tokens']}: {run['attainment']:.1%}" for run in figures["budgets"])
+            console.print(Text(f"{policy}, attained by budget: {', '.join(tried)}"), soft_wrap=True)
     for check in document["verdicts"]:
         console.print(_verdict(check), soft_wrap=True)
     if document["explained"] is not None:
