@@ -38,6 +38,7 @@ def i32(*values: int) -> np.ndarray:
 def apply(bins: Bins, gaps: np.ndarray, tenant: np.ndarray, cls: np.ndarray) -> None:
     none = i32()
     bins.on_apply(
+        slot_s=0.05,
         first_ttft_s=np.empty(0),
         first_tenant=none,
         first_class=none,
@@ -125,7 +126,6 @@ def test_many_ends_are_folded_in_without_loss(bins: Bins) -> None:
 def test_slots_and_load(bins: Bins) -> None:
     bins.on_slot(
         decide_s=1e-4,
-        slot_s=0.05,
         prompt_tokens=48,
         output_tokens=3,
         running=4,

@@ -86,7 +86,7 @@ class Lifecycle:
         t.seq[row], self._next_seq = self._next_seq, self._next_seq + 1
         t.tenant[row] = self.fairness.tenant(request.tenant)
         t.cls[row] = self.class_index(cls)
-        t.tier[row] = cls.tier + request.priority
+        t.tier[row], t.priority[row] = cls.tier + request.priority, request.priority
         t.weight[row], t.on_late[row] = cls.weight, cls.on_late
         t.arrival_ns[row] = request.arrival_ns
         t.ttft_ns[row] = NEVER_NS if cls.ttft_ns is None else cls.ttft_ns

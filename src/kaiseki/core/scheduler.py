@@ -47,6 +47,8 @@ from kaiseki.core.settings import SchedulerSettings
 from kaiseki.core.table import NO_ROW, RequestTable, State
 from kaiseki.core.trace import Trace
 
+_REMEMBERED_SLOTS = 10_000
+"""For how long the next arrival is expected to have a target that was seen before."""
 _NO_ROOM = (Reason.NO_ROW, Reason.NO_KV, Reason.WATERMARK)
 
 
@@ -82,7 +84,7 @@ class Scheduler:
         self.waiting = Waiting(self.table, origin_ns)
         self.champion = NO_ROW
         self._inflight: dict[int, InFlight] = {}
-        self._tightest_ttft_ns = NEVER_NS
+        self._ttft_seen: dict[int, int] = {}
         self._slots_without_prefill = 0
         self._planes = cost.planes()
         rates = lone_rates(self._planes)
@@ -120,7 +122,7 @@ class Scheduler:
         if refusal is not None:
             return refusal
         if request.cls.ttft_ns is not None:
-            self._tightest_ttft_ns = min(self._tightest_ttft_ns, request.cls.ttft_ns)
+            self._ttft_seen[request.cls.ttft_ns] = self.life.slot
         self.life.open(request, now)
         return None
 
@@ -131,6 +133,12 @@ class Scheduler:
             return False
         self.life.end(row, Outcome.CANCELLED, reason, now)
         return True
+
+    def tightest_ttft_ns(self) -> int:
+        """The tightest TTFT among the last `_REMEMBERED_SLOTS` slots' arrivals, NEVER_NS without any."""
+        since = self.life.slot - _REMEMBERED_SLOTS
+        self._ttft_seen = {ttft: slot for ttft, slot in self._ttft_seen.items() if slot >= since}
+        return min(self._ttft_seen, default=NEVER_NS)
 
     def take_endings(self) -> list[Ending]:
         """Requests that ended since the last call."""
@@ -289,7 +297,7 @@ class Scheduler:
         """Order all entries and grant what fits. Returns them with their grants, and the set's features."""
         t, s, p, planes = self.table, self.settings, self.policy, self._planes
         block = self.kv.block_tokens
-        bound_ns = slot_bound_ns(p, found, self._tightest_ttft_ns)
+        bound_ns = slot_bound_ns(p, found, self.tightest_ttft_ns())
         headroom = self.cost.headroom() if p.time_bound else 1.0
         entries = entries_of(t, found, new, block)
         keys = self.waiting.keys(entries.rows)
@@ -380,7 +388,7 @@ class Scheduler:
             how=np.full(stopped.size, How.RECOMPUTE, np.int8),
             copies=copies,
             predicted_ns=int(predict_ns(self._planes, features)),
-            bound_ns=int(min(slot_bound_ns(self.policy, found, self._tightest_ttft_ns), NEVER_NS)),
+            bound_ns=int(min(slot_bound_ns(self.policy, found, self.tightest_ttft_ns()), NEVER_NS)),
         )
         decode = entries.decode[granted] if fits.all() else entries.decode[granted][fits]
         self._slots_without_prefill = 0 if (~decode).any() else self._slots_without_prefill + 1

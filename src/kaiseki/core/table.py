@@ -35,6 +35,7 @@ class RequestTable:
     tenant: I32
     cls: I32
     tier: I32  # class tier + request priority; lower is sooner
+    priority: I32  # of the request within its class; lower is sooner
     weight: F64
     on_late: I32
     arrival_ns: I64
@@ -75,6 +76,7 @@ class RequestTable:
         ("tenant", np.int32, 0),
         ("cls", np.int32, 0),
         ("tier", np.int32, 0),
+        ("priority", np.int32, 0),
         ("weight", np.float64, 1.0),
         ("on_late", np.int32, 0),
         ("arrival_ns", np.int64, 0),

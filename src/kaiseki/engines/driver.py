@@ -25,7 +25,7 @@ from kaiseki.core.reasons import Outcome, Reason
 from kaiseki.core.requests import Request
 from kaiseki.core.scheduler import Scheduler
 from kaiseki.engines.clock import Clock, MonotonicClock
-from kaiseki.engines.reporting import report_endings, report_slot
+from kaiseki.engines.reporting import report_endings, report_slot, report_step
 from kaiseki.engines.updates import Sink, Update
 from kaiseki.observe.explain import explain
 from kaiseki.observe.history import History, Story
@@ -95,6 +95,7 @@ class Driver:
         self._stopping = False
         self._draining = False
         self._fault = ""
+        self._ended = False
         self._progress_ns = self.clock.now_ns()
         self._candidate_ns = 0.0
 
@@ -225,9 +226,14 @@ class Driver:
         raise RuntimeError(f"still busy after {most_slots} slots: {self.snapshot()}")
 
     def _post(self, action: Callable[[int], None]) -> None:
-        self._inbox.append(action)
         with self._wake:
-            self._wake.notify_all()
+            ended = self._ended
+            if not ended:
+                self._inbox.append(action)
+                self._wake.notify_all()
+        if ended:  # nobody will empty the inbox: answer here and now
+            with self._lock:
+                action(self.clock.now_ns())
 
     def _empty_inbox(self, now: int) -> None:
         while self._inbox:
@@ -257,8 +263,10 @@ class Driver:
     def _end_all(self, outcome: Outcome, reason: Reason) -> None:
         now = self.clock.now_ns()
         self._draining = True
-        while self._inbox:
-            self._inbox.popleft()(now)
+        with self._wake:
+            self._ended = True
+        with self._lock:
+            self._empty_inbox(now)
         for row, session in list(self._sessions.items()):
             del self._sessions[row]
             session.sink(Update(session.request.id, now, outcome=outcome, reason=reason))
@@ -291,7 +299,8 @@ class Driver:
             endings = {e.row: e for e in self.scheduler.take_endings()}
             self._emit_tokens(result, applied, endings)
             self._emit_endings(list(endings.values()), endings)
-            report_endings(self.metrics, self.scheduler, applied, list(endings.values()))
+            report_step(self.metrics, applied, result.ended_ns - result.started_ns)
+            report_endings(self.metrics, list(endings.values()))
         if result.message:
             _log.error("slot %d: %s", result.slot, result.message)
 
@@ -360,7 +369,7 @@ class Driver:
             self._close(update, ending)
             session.sink(update)
         if endings and not told:
-            report_endings(self.metrics, self.scheduler, None, endings)
+            report_endings(self.metrics, endings)
 
     def _close(self, update: Update, ending: Ending) -> None:
         update.outcome, update.finish, update.reason = ending.outcome, ending.finish, ending.reason

@@ -28,7 +28,6 @@ def report_slot(
     decodes = int(decision.samples.sum())
     bins.on_slot(
         decide_s=decide_ns / 1e9,
-        slot_s=decision.predicted_ns / 1e9,
         prompt_tokens=int(decision.tokens.sum()) - decodes,
         output_tokens=decodes,
         running=t.running_count,
@@ -45,17 +44,21 @@ def report_slot(
     bins.set_fairness(fairness.counter / 1e9, fairness.gap_ns() / 1e9, fairness.lag_ns / 1e9)
 
 
-def report_endings(bins: Bins, scheduler: Scheduler, applied: Applied | None, endings: list[Ending]) -> None:
-    """The tokens of one step, and the requests that ended with it."""
-    if applied is not None:
-        bins.on_apply(
-            first_ttft_s=applied.first_ttft_ns / 1e9,
-            first_tenant=applied.first_tenant,
-            first_class=applied.first_cls,
-            gaps_s=applied.gap_ns / 1e9,
-            gap_tenant=applied.gap_tenant,
-            gap_class=applied.gap_cls,
-        )
+def report_step(bins: Bins, applied: Applied, took_ns: int) -> None:
+    """How long one step took, and its tokens."""
+    bins.on_apply(
+        slot_s=took_ns / 1e9,
+        first_ttft_s=applied.first_ttft_ns / 1e9,
+        first_tenant=applied.first_tenant,
+        first_class=applied.first_cls,
+        gaps_s=applied.gap_ns / 1e9,
+        gap_tenant=applied.gap_tenant,
+        gap_class=applied.gap_cls,
+    )
+
+
+def report_endings(bins: Bins, endings: list[Ending]) -> None:
+    """Requests that ended."""
     if not endings:
         return
     e = endings

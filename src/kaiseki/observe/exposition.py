@@ -94,7 +94,7 @@ def _kaiseki(bins: Bins) -> Iterator[Metric]:
     """What only this scheduler has."""
     for name, text, data in (
         ("decide_seconds", "Time to decide one slot.", bins.decide),
-        ("slot_seconds", "Time of one slot, decision to tokens.", bins.slot),
+        ("slot_seconds", "Time to execute one slot.", bins.slot),
     ):
         family = HistogramMetricFamily(f"kaiseki_{name}", text)
         _add_histogram(family, (), data.bounds, data.counts[0], data.sums[0])

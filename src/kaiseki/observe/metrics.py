@@ -145,6 +145,7 @@ class Bins:
     def on_apply(
         self,
         *,
+        slot_s: float,
         first_ttft_s: F64,
         first_tenant: I32,
         first_class: I32,
@@ -152,8 +153,9 @@ class Bins:
         gap_tenant: I32,
         gap_class: I32,
     ) -> None:
-        """The tokens of one slot: times to first token of the rows that got theirs, gaps of the others."""
+        """One executed slot: how long it took, first tokens' waits, and gaps of the other rows."""
         with self._lock:
+            self.slot.add_one(slot_s)
             if first_ttft_s.size:
                 self._tally(self.ttft, first_ttft_s, first_tenant, first_class)
             if gaps_s.size:
@@ -163,7 +165,6 @@ class Bins:
         self,
         *,
         decide_s: float,
-        slot_s: float,
         prompt_tokens: int,
         output_tokens: int,
         running: int,
@@ -176,7 +177,7 @@ class Bins:
         cutoffs: Sequence[int] | I32 = (),
         preempted: Sequence[int] | I32 = (),
     ) -> None:
-        """One slot: how long it took, what it computed, how things stand after it.
+        """One decision: how long it took, what it computes, how things stand after it.
 
         `prompt_tokens` were prefilled, `output_tokens` produced. `prefix_queried` and `prefix_hit` are
         prompt tokens of the requests admitted in this slot, and those of them found in the cache.
@@ -184,7 +185,6 @@ class Bins:
         """
         with self._lock:
             self.decide.add_one(decide_s)
-            self.slot.add_one(slot_s)
             self.slot_tokens.add_one(prompt_tokens + output_tokens)
             self.totals += (prompt_tokens, output_tokens, prefix_queried, prefix_hit)
             if len(cutoffs):

@@ -13,6 +13,8 @@ from kaiseki.core.requests import NEVER_NS
 from kaiseki.core.table import View
 from kaiseki.policies.edf import first_due_ns
 
+PRIORITY_STEP = 0.1
+"""How far one step of a request's own priority moves its deadline, in units of tau."""
 _BEHIND = 1e15
 """Added to a score to put it behind all that lack it; above any due time in units of tau."""
 
@@ -21,7 +23,8 @@ _BEHIND = 1e15
 class Kaiseki(Policy):
     """Urgency `w * exp(-(d - t) / tau)`: its logarithm orders requests the same at any t (A4).
 
-    So the key `d / tau - ln w` is static: a weight moves a deadline by `tau * ln w`. Among the few
+    So the key `d / tau - ln w` is static: a weight moves a deadline by `tau * ln w`, and a step of a
+    request's own priority by `PRIORITY_STEP * tau`. Among the few
     candidates of a slot, requests with a deadline for their last token are ordered again, by what
     depends on load: at the pace of recent slots, those that will still make it come first, the least
     remaining time per weight before others, and those that won't come last.
@@ -38,14 +41,16 @@ class Kaiseki(Policy):
 
     def key(self, view: View) -> F64:
         """Minus the logarithm of urgency, without the part that all requests share."""
-        key: F64 = first_due_ns(view) / (self.tau_ms * 1e6) - np.log(view.weight)
+        due = first_due_ns(view) / (self.tau_ms * 1e6)
+        key: F64 = due - np.log(view.weight) + PRIORITY_STEP * view.priority
         return key
 
     def rescore(self, view: View, keys: F64, now_ns: int) -> F64:
         """Deadlines by remaining time per weight, behind them those that would miss at this pace."""
         dated = (view.deadline_ns < NEVER_NS) & ~view.demoted
         late = dated & (now_ns + view.paced_ns > view.arrival_ns + view.deadline_ns)
-        scores = np.where(dated, view.paced_ns / (self.tau_ms * 1e6 * view.weight), keys)
+        pace = view.paced_ns / (self.tau_ms * 1e6 * view.weight) + PRIORITY_STEP * view.priority
+        scores = np.where(dated, pace, keys)
         order: F64 = scores + _BEHIND * (late + 2.0 * view.demoted)
         return order
 
