@@ -29,9 +29,10 @@ chunks = st.lists(st.tuples(st.booleans(), st.integers(0, 5000), st.integers(1, 
 def features_of(parts: list[tuple[bool, int, int]]) -> np.ndarray:
     features = np.zeros(N_FEATURES)
     for decode, start, tokens in parts:
-        add_decode(features, float(start + 1)) if decode else add_prefill(
-            features, float(start), float(tokens)
-        )
+        if decode:
+            add_decode(features, float(start + 1))
+        else:
+            add_prefill(features, float(start), float(tokens))
     return features
 
 

@@ -43,7 +43,7 @@ def test_weight_divides_the_charge() -> None:
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan")])
 def test_a_weight_must_be_positive(weight: float) -> None:
-    with pytest.raises(ValueError, match="'a'.*must be > 0"):
+    with pytest.raises(ValueError, match="must be > 0"):
         Fairness(1).set_weight("a", weight)
 
 

@@ -73,7 +73,7 @@ def order_of(
         entries: see `entries_of`.
         bound: bool[n], decodes whose TBT bounds the slot.
         scores: float64[n], the policy's order among prefills, smaller first.
-        first: row that goes first whatever its score (a purchase was made for it), or -1.
+        first: row that follows right after the decodes that bind, as a purchase was made for it; or -1.
         max_passes: candidates passed over this often come first among those waiting.
         roomy: all decodes fit, so their order among themselves does not matter.
     """
@@ -91,7 +91,7 @@ def order_of(
         phase = np.where(decode, np.where(bound, 0, 2), np.where(urgent, 1, 3))
         score = np.where(decode & roomy, 0.0, scores)
     phase = np.where(waiting & (table.passes[rows] >= max_passes), 1, phase)
-    phase = np.where(rows == first, -1, phase)
+    phase = np.where(rows == first, 1.5 if policy.order == Order.ADMISSION else 0.5, phase)
     return np.lexsort((table.seq[rows], score, phase))
 
 

@@ -132,6 +132,8 @@ def _grant(  # noqa: PLR0911 - one return per constraint, in the order in which 
             return 0, _NO_KV, 1.0
     if most > 0:
         return most, _SELECTED, 0.0
+    if reason == _NO_KV:
+        return 0, reason, _blocks_between(start, start + need, block) - room
     return 0, reason, float(need)
 
 

@@ -391,7 +391,8 @@ class Scheduler:
             bound_ns=int(min(slot_bound_ns(self.policy, found, self.tightest_ttft_ns()), NEVER_NS)),
         )
         decode = entries.decode[granted] if fits.all() else entries.decode[granted][fits]
-        self._slots_without_prefill = 0 if (~decode).any() else self._slots_without_prefill + 1
+        starved = bool(decode.all()) and not entries.decode.all()
+        self._slots_without_prefill = self._slots_without_prefill + 1 if starved else 0
         if rows.size:
             shares = marginal_ns(self._planes, features, decode, start, chunk)
             self._inflight[life.slot] = InFlight(decision, features, shares)

@@ -1,0 +1,120 @@
+"""Rules that only show over several slots."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.harness import MS, START_NS, Bench, S, hashes, job, prompt_ids
+
+from kaiseki.core.reasons import Event, Outcome, Reason
+from kaiseki.core.requests import ServiceClass
+from kaiseki.core.settings import SchedulerSettings
+from kaiseki.policies.registry import load
+
+LOOSE = ServiceClass("loose", ttft_ns=20 * S, tbt_ns=200 * MS)
+URGENT = ServiceClass("urgent", ttft_ns=150 * MS, tbt_ns=100 * MS, weight=8.0)
+
+
+def events(bench: Bench, event: Event) -> np.ndarray:
+    records = bench.driver.history.records.read()
+    return records[records["event"] == event]
+
+
+def test_the_champion_is_never_stopped_and_ends_first() -> None:
+    bench = Bench(
+        "fcfs", blocks=20, block_tokens=4, settings=SchedulerSettings(watermark_ratio=1.0), audit=True
+    )
+    bench.run([job(f"r{i}", 15, 40) for i in range(5)])
+    bench.check_end()
+    assert events(bench, Event.PREEMPTED).size > 0, "the pool was meant to be too small"
+    story = bench.driver.history.story("r0")
+    assert story is not None and story.ending is not None and story.ending.preemptions == 0
+
+
+def test_a_purchased_row_may_be_the_parent_of_a_waiting_fork() -> None:
+    """The fork can't share what its sibling has just lost; it must compute the prompt itself."""
+    settings = SchedulerSettings(max_batch_size=2, slo_lambda=100.0, fairness_window=1)
+    bench = Bench("kaiseki", settings=settings, block_tokens=4, audit=True)
+    ids = prompt_ids(0, 0, 1, 50)
+    bench.prompts.update({"parent": ids, "fork": ids})
+    parent = job("parent", 50, 60, cls=LOOSE)
+    jobs = [
+        job("first", 20, 80, cls=LOOSE),
+        parent,
+        job("fork", 50, 10, START_NS + 30 * MS, cls=LOOSE, fork_of="parent"),
+        job("urgent", 40, 10, START_NS + 60 * MS, cls=URGENT),
+    ]
+    bench.run(jobs)
+    bench.check_end()
+    bought = events(bench, Event.PREEMPTED)
+    assert (bought["reason"] == Reason.PURCHASED).any()
+    assert all(s.outcome == Outcome.COMPLETED for s in bench.served.values())
+
+
+def test_forks_share_the_prompt_of_their_sibling() -> None:
+    bench = Bench("kaiseki", block_tokens=16, audit=True)
+    ids = prompt_ids(0, 0, 1, 100)
+    names = ["a", "a.1", "a.2"]
+    bench.prompts.update(dict.fromkeys(names, ids))
+    bench.run([job("a", 100, 30), *(job(n, 100, 30, fork_of="a") for n in names[1:])])
+    bench.check_end()
+    computed = sum(int(d.tokens.sum()) for d in bench.engine.decisions)
+    assert computed == 100 + 2 * 1 + 3 * 29, "the prompt was to be computed once"
+
+
+def test_a_cached_prefix_is_not_computed_again() -> None:
+    bench = Bench("fcfs", audit=True)
+    a, b = prompt_ids(7, 96, 1, 100), prompt_ids(7, 96, 2, 120)
+    bench.prompts.update(a=a, b=b)
+    bench.run([job("a", 100, 3, block_hashes=hashes(a, 16))])
+    done = len(bench.engine.decisions)
+    bench.run([job("b", 120, 3, bench.clock.now_ns(), block_hashes=hashes(b, 16))])
+    bench.check_end()
+    assert bench.served["b"].cached_tokens == 96
+    assert sum(int(d.tokens.sum()) for d in bench.engine.decisions[done:]) == 24 + 2
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_purchase_does_not_stall_the_streams_beside_it(depth: int) -> None:
+    """The newcomer's prompt gets what time the bound decodes leave, not the other way round."""
+    settings = SchedulerSettings(max_batch_size=6, slo_lambda=100.0)
+    bench = Bench("kaiseki", depth, settings=settings)
+    steady = ServiceClass("steady", ttft_ns=20 * S, tbt_ns=8 * MS)
+    jobs = [job(f"s{i}", 20, 150, cls=steady) for i in range(6)]
+    bench.run(
+        [*jobs, job("urgent", 3000, 5, START_NS + 100 * MS, cls=ServiceClass("u", 400 * MS, weight=8.0))]
+    )
+    bench.check_end()
+    bought = events(bench, Event.PREEMPTED)
+    victims = {bench.driver.history.name_of(int(s)) for s in bought["seq"]}
+    assert len(victims) == 1
+    for name, served in bench.served.items():
+        if name not in victims | {"urgent"}:
+            assert max(served.gaps_ns) <= steady.tbt_ns, f"{name} stalled"
+
+
+def test_prefill_starves_only_when_there_was_prefill_to_do() -> None:
+    """Decodes that ran by themselves for long owe nothing to a prompt that has just come."""
+    cls = ServiceClass("tight", ttft_ns=20 * S, tbt_ns=3 * MS)
+    bench = Bench(load("kaiseki", starving_slots=8))
+    late = job("late", 200, 2, START_NS + 100 * MS)
+    bench.run([job(f"s{i}", 16, 120, cls=cls) for i in range(9)] + [late])
+    bench.check_end()
+    when = [d.slot for d in bench.engine.decisions if d.samples.sum() < d.rows.size]
+    arrived = next(
+        d.slot for d, r in zip(bench.engine.decisions, bench.engine.results, strict=True)
+        if r.started_ns >= late.request.arrival_ns
+    )  # fmt: skip
+    first = min(s for s in when if s >= arrived)
+    assert first >= arrived + 8
+
+
+def test_a_request_is_demoted_once_and_still_served() -> None:
+    cls = ServiceClass("hurry", ttft_ns=20 * MS)
+    bench = Bench("kaiseki", audit=True)
+    bench.run([job(f"r{i}", 200, 5, cls=cls) for i in range(8)])
+    bench.check_end()
+    demoted = events(bench, Event.DEMOTED)
+    assert demoted.size == len(set(demoted["seq"].tolist())) > 0
+    assert all(s.outcome == Outcome.COMPLETED for s in bench.served.values())
+    assert sum(s.end.demoted for s in bench.served.values()) == demoted.size
