@@ -62,7 +62,7 @@ def apply_step(life: Lifecycle, flight: InFlight, result: StepResult) -> Applied
     life.kv.commit(done, t.confirmed[done])
     _end_finished(life, good, result)
     _end_failed(life, valid & result.failed, result)
-    life.prompts_done()
+    life.prompts_done(result.ended_ns)
     return applied
 
 

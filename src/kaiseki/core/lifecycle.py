@@ -107,6 +107,10 @@ class Lifecycle:
             self._held.setdefault(parent, []).append(row)
             if t.confirmed[parent] < t.prompt[parent]:
                 t.state[row] = State.HELD
+                held = Reason.HELD_FOR_FORK
+                self.trace.note(
+                    self.slot, now, t.seq[rows], Event.PASSED_OVER, held, other=int(t.seq[parent])
+                )
                 return row
         self.enqueue(rows)
         return row
@@ -180,7 +184,7 @@ class Lifecycle:
         self.trace.note(self.slot, now, t.seq[rows], event, reason, amount, other)
         self.stop(rows, State.WAITING)
         for row in rows:
-            self._release_held(int(row))
+            self._release_held(int(row), now)
         self.enqueue(rows)
 
     def demote(self, rows: I32, reason: Reason, now: int) -> None:
@@ -204,7 +208,7 @@ class Lifecycle:
             self.stop(rows, State.FREE)
         elif t.state[row] == State.WAITING:
             self.waiting.take(rows)
-        self._release_held(row)
+        self._release_held(row, now)
         parent = int(t.fork_of[row])
         if parent in self._held:
             self._held[parent].remove(row)
@@ -213,13 +217,12 @@ class Lifecycle:
         del self.ids[self.names.pop(row)]
         t.recycle(row)
 
-    def prompts_done(self) -> None:
+    def prompts_done(self, now: int) -> None:
         """Let forks go whose sibling has computed their prompt."""
         t = self.table
         for parent, children in self._held.items():
-            held = [c for c in children if t.state[c] == State.HELD]
-            if held and t.confirmed[parent] >= t.prompt[parent]:
-                self.enqueue(np.array(held, np.int32))
+            if t.confirmed[parent] >= t.prompt[parent]:
+                self._let_go(children, now)
 
     def forkable(self, rows: I32) -> I32:
         """int32[n]: running row whose computed prompt each waiting row can share, else NO_ROW."""
@@ -242,15 +245,18 @@ class Lifecycle:
             in_time and steady and now - t.arrival_ns[row] <= t.deadline_ns[row] and not t.demoted[row]
         )
 
-    def _release_held(self, parent: int) -> None:
+    def _release_held(self, parent: int, now: int) -> None:
         """Forks of a row that can no longer be shared take the ordinary way."""
-        t = self.table
         children = self._held.pop(parent, [])
-        for child in children:
-            t.fork_of[child] = NO_ROW
-        held = [c for c in children if t.state[c] == State.HELD]
-        if held:
-            self.enqueue(np.array(held, np.int32))
+        self.table.fork_of[children] = NO_ROW
+        self._let_go(children, now)
+
+    def _let_go(self, children: list[int], now: int) -> None:
+        """Queue those forks that were held back."""
+        held = np.array([c for c in children if self.table.state[c] == State.HELD], np.int32)
+        if held.size:
+            self.trace.note(self.slot, now, self.table.seq[held], Event.REKEYED, Reason.NONE)
+            self.enqueue(held)
 
     def _ending(self, row: int, outcome: Outcome, reason: Reason, now: int, finish: Finish) -> Ending:
         t = self.table

@@ -279,6 +279,7 @@ class Driver:
             self._empty_inbox(now)
             if not self._sessions:
                 self._emit_endings(self.scheduler.take_endings(), {})
+                self.history.note(self.scheduler.trace.drain()[0])
                 return _nothing()
             limit = None
             if self._candidate_ns > 0:
@@ -296,6 +297,7 @@ class Driver:
     def _apply(self, result: StepResult) -> None:
         with self._lock:
             applied = self.scheduler.apply(result)
+            self.history.note(self.scheduler.trace.drain()[0])  # no decision may follow
             endings = {e.row: e for e in self.scheduler.take_endings()}
             self._emit_tokens(result, applied, endings)
             self._emit_endings(list(endings.values()), endings)

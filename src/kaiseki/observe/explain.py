@@ -89,7 +89,12 @@ def _waits(history: History, story: Story, mine: npt.NDArray[np.void], now_ns: i
             since, paused = (story.request.arrival_ns if event == Event.SUBMITTED else t_ns), False
             marks = []
         elif event == Event.PASSED_OVER:
+            if mark[1] == Reason.HELD_FOR_FORK and since is not None:
+                paused, marks = True, [(since, Reason.SLOT_RUNNING, -1, 0.0)]
             marks.append(mark)
+        elif event == Event.REKEYED and since is not None:
+            waits += _stretch(history, story, since, t_ns, marks, paused)
+            since, paused, marks = t_ns, False, []
         elif event == Event.PAUSED:
             if paused and since is not None:
                 waits += _stretch(history, story, since, t_ns, marks, paused)

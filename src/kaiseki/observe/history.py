@@ -114,6 +114,10 @@ class History:
             rows = [(c.slot, decided_ns, c.tenant, c.key, c.seq, c.reason, c.short_by) for c in cutoffs]
             self.cutoffs.extend(np.array(rows, CUTOFF))
 
+    def note(self, records: npt.NDArray[np.void]) -> None:
+        """Take in records that belong to no decision: what a step's result did."""
+        self.records.extend(records)
+
     def story(self, request_id: str) -> Story | None:
         """What is known of a request."""
         return self._stories.get(request_id)
