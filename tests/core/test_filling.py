@@ -83,7 +83,8 @@ def offer(
     features, counters = no_features(), np.array(counter or [0.0, 0.0, 0.0])
     fill(
         column("decode", bool), column("waiting", bool), column("start", np.int32), column("need", np.int32),
-        column("pins", np.int32), column("copy", np.int32), whole.astype(np.int32), column("tenant", np.int32),
+        column("pins", np.int32), column("copy", np.int32), whole.astype(np.int32),
+        column("tenant", np.int32),
         chunk, reason, short, features, PLANES, headroom, bound_ns, limits, quantum, BLOCK, chunked, strict,
         counters, np.array(weight or [1.0, 1.0, 1.0]), lag,
     )  # fmt: skip
