@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kaiseki.demo.load import LoneTime
-from kaiseki.demo.measure import Measured, MeasureError, nearest_median, step_ms, work_within
+from kaiseki.demo.measure import Measured, MeasureError, nearest_median, output_work, step_ms
 from kaiseki.demo.prompts import BATCH, INTERACTIVE
 from kaiseki.demo.run import reason_for
 
@@ -47,8 +47,9 @@ def test_a_step_counts_only_while_all_decode(answer):
 
 def test_work_counts_where_its_tokens_are(answer, prompt):
     done = answer([100.0, 200.0, 300.0], prompt=prompt(BATCH, 700, 3))
-    assert work_within(done, LONE, 0, 1000) == pytest.approx(LONE.work_s(done.prompt))
-    assert work_within(done, LONE, 150, 1000) == pytest.approx(2 * LONE.output_s)
-    assert work_within(done, LONE, 0, 150) == pytest.approx(LONE.prefill_s(700))
-    assert work_within(answer([], finished=False), LONE, 0, 1000) == 0.0
+    whole = output_work(done, LONE, 0, 1000)
+    assert whole + 700 * LONE.prompt_s == pytest.approx(LONE.work_s(done.prompt))
+    assert output_work(done, LONE, 150, 1000) == pytest.approx(2 * LONE.output_s)
+    assert output_work(done, LONE, 0, 150) == pytest.approx(LONE.base_s)
+    assert output_work(answer([], finished=False), LONE, 0, 1000) == 0.0
     assert isinstance(done.gaps_ms, np.ndarray)

@@ -32,6 +32,10 @@ EXPLAINED = {
 
 
 class ExplainingDriver(FakeDriver):
+    def submit(self, request, work, sink):
+        self.metrics.totals[0] += request.prompt_tokens
+        super().submit(request, work, sink)
+
     def explain(self, request_id: str):
         return {"request": request_id, **EXPLAINED}
 

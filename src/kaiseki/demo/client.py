@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import numpy as np
 import numpy.typing as npt
+from prometheus_client.parser import text_string_to_metric_families
 
 from kaiseki.demo.prompts import Prompt
 
@@ -154,6 +155,13 @@ class Clients:
         exchange, task = self.begin(prompt)
         await task
         return exchange.answer()
+
+    async def prompt_tokens_done(self) -> int:
+        """Prompt tokens that the server has computed so far."""
+        client = next(iter(self._by_class.values()))
+        page = (await client.get("/metrics")).raise_for_status().text
+        samples = (s for family in text_string_to_metric_families(page) for s in family.samples)
+        return int(sum(s.value for s in samples if s.name == "vllm:prompt_tokens_total"))
 
     async def explain(self, cls: str, request_id: str) -> dict[str, Any] | None:
         """The server's explanation of a request of that class, None if it has none."""

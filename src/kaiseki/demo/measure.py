@@ -138,8 +138,11 @@ async def sustainable_work(
 ) -> float:
     """Work per second, in seconds of lone time, that gets done when there is always more of it.
 
-    Counted token by token, a prompt's work with its first token, so that requests that are cut off by
-    either end of the measurement count for what was done of them.
+    Counted token by token, so that requests that are cut off by either end of the measurement count for
+    what was done of them: prompt tokens as the server counts them, output tokens by their stamps.
+
+    Raises:
+        MeasureError: nothing got done.
     """
     exchanges: list[Exchange] = []
 
@@ -149,26 +152,27 @@ async def sustainable_work(
             exchanges.append(exchange)
             await task
 
-    begin_ms = time.monotonic_ns() / 1e6
     workers = [asyncio.create_task(worker()) for _ in range(CONCURRENCY)]
-    _, alive = await asyncio.wait(workers, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
-    for task in workers:
-        task.cancel()
-    results = await asyncio.gather(*workers, return_exceptions=True)
-    if len(alive) < len(workers):
-        raise next(r for r in results if isinstance(r, Exception))
-    window = (begin_ms + WARM_PART * seconds * 1000, begin_ms + seconds * 1000)
-    done = sum(work_within(exchange.answer(), lone, *window) for exchange in exchanges)
+    try:
+        await asyncio.sleep(WARM_PART * seconds)
+        begin_ms, prompted = time.monotonic_ns() / 1e6, await clients.prompt_tokens_done()
+        await asyncio.sleep((1 - WARM_PART) * seconds)
+        end_ms, prompted = time.monotonic_ns() / 1e6, await clients.prompt_tokens_done() - prompted
+    finally:
+        for task in workers:
+            task.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    done = sum(output_work(exchange.answer(), lone, begin_ms, end_ms) for exchange in exchanges)
+    done += lone.prompt_s * prompted
     if not done:
         raise MeasureError(f"no request made progress in {seconds:.0f} s")
-    return done / (seconds * (1 - WARM_PART))
+    return done / (end_ms - begin_ms) * 1000
 
 
-def work_within(answer: Answer, lone: LoneTime, begin_ms: float, end_ms: float) -> float:
-    """Work of a request that was done in a span of time."""
+def output_work(answer: Answer, lone: LoneTime, begin_ms: float, end_ms: float) -> float:
+    """A request's work in a span of time, apart from that for its prompt tokens."""
     inside = (answer.token_ms >= begin_ms) & (answer.token_ms < end_ms)
-    prefill = lone.prefill_s(answer.prompt.prompt_tokens) if inside[:1].any() else 0.0
-    return prefill + lone.output_s * int(inside[1:].sum())
+    return lone.base_s * int(inside[:1].sum()) + lone.output_s * int(inside[1:].sum())
 
 
 def _complete(answer: Answer) -> Answer:
