@@ -1,9 +1,17 @@
-"""An engine in this process: any decoder-only Hugging Face model with plain causal attention."""
+"""An engine in this process: any decoder-only Hugging Face model with plain causal attention.
 
-from kaiseki.engines.embedded.attention.interface import UnsupportedModel
-from kaiseki.engines.embedded.batch import BlockTables
-from kaiseki.engines.embedded.engine import EmbeddedEngine
+What describes a generation is imported at once; the engine itself, and with it Torch, when it is asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from kaiseki.engines.embedded.work import GenerationWork, SamplingParams, TokenLogprob, TokenOutput
+
+if TYPE_CHECKING:
+    from kaiseki.engines.embedded.attention.interface import UnsupportedModel
+    from kaiseki.engines.embedded.batch import BlockTables
+    from kaiseki.engines.embedded.engine import EmbeddedEngine
 
 __all__ = [
     "BlockTables",
@@ -14,3 +22,11 @@ __all__ = [
     "TokenOutput",
     "UnsupportedModel",
 ]
+
+_LATER = {"BlockTables": "batch", "EmbeddedEngine": "engine", "UnsupportedModel": "attention.interface"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
