@@ -11,7 +11,7 @@ import pytest
 
 from kaiseki.bench import peer as peers
 from kaiseki.bench.engine import Sizes, measure, run
-from kaiseki.bench.limits import Peaks, count_weights, find_limit, measure_peaks
+from kaiseki.bench.limits import Peaks, Weights, count_weights, find_limit, measure_peaks
 from kaiseki.bench.peer import PeerFailed, start_peer
 
 SIZES = Sizes(vocabulary=100, rounds=5, steps=3, context=20, batches=(1, 4), prefill_tokens=30)
@@ -165,8 +165,12 @@ def test_a_product_is_seen_in_the_profile():
             a @ a
         return 20, 0.01
 
-    from kaiseki.bench.limits import Weights
-
     limit = find_limit(multiply, 20, 20, Weights(256 * 256, 0), Peaks(1e6, 1e6))
     assert limit.gflops > 0
     assert limit.products_share > 0
+
+
+def test_without_products_there_are_no_rates():
+    limit = find_limit(lambda: (1, 0.01), 1, 1, Weights(10, 10), Peaks(1.0, 1.0))
+    assert limit.gflops is limit.gb_s is None
+    assert "no matrix products" in limit.words

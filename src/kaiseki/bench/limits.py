@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::_addmm_activation"})
+PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "mkldnn::_linear_pointwise"})
 NEAR_PEAK = 0.7
 """From this part of a peak on, the peak is named as the limit."""
 
@@ -47,13 +47,14 @@ class Limit:
 
     Attributes:
         products_share: part of the time in matrix products.
-        gflops, gb_s: of these products: operations, and bytes of weights read, per second of theirs.
+        gflops, gb_s: of these products: operations, and bytes of weights read, per second of theirs; None
+            when the profiler saw none.
         words: what that means.
     """
 
     products_share: float
-    gflops: float
-    gb_s: float
+    gflops: float | None
+    gb_s: float | None
     words: str
 
     def document(self) -> dict[str, Any]:
@@ -91,6 +92,8 @@ def find_limit(
     with profile(activities=[ProfilerActivity.CPU], experimental_config=config) as profiler:
         tokens, seconds = run()
     products_s = sum(e.self_cpu_time_total for e in profiler.key_averages() if e.key in PRODUCTS) / 1e6
+    if not products_s:
+        return Limit(0.0, None, None, "the profiler saw no matrix products")
     gflops = 2.0 * (weights.body * tokens + weights.head * sampled) / products_s / 1e9
     gb_s = 4.0 * (weights.body + weights.head) * steps / products_s / 1e9
     share = min(products_s / seconds, 1.0)
