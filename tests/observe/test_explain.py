@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from tests.conformance.workloads import Workload, workloads
 from tests.harness import MS, START_NS, Bench, S, job
 
-from kaiseki.core.reasons import Event, Outcome
+from kaiseki.core.reasons import Event, Outcome, Reason
 from kaiseki.core.requests import ServiceClass
 from kaiseki.core.settings import SchedulerSettings
+from kaiseki.core.trace import Trace
+from kaiseki.observe.explain import explain
+from kaiseki.observe.history import History, Story
 
 
 def measured_wait_ns(bench: Bench, name: str) -> int:
@@ -54,6 +58,28 @@ def test_attributed_waits_add_up_to_the_measured_wait(policy: str, work: Workloa
         assert told["timeline"][0]["event"] == "submitted"
         assert told["timeline"][-1]["event"] in ("finished", "expired", "failed", "cancelled")
         assert told["outcome"] == served.outcome.label
+
+
+def test_a_pause_that_ends_in_a_preemption_counts_too() -> None:
+    history, trace = History(), Trace()
+    history.opened(Story(job("r", 10, 5, at_ns=0).request, seq=7))
+    for slot, (t_ns, event, reason) in enumerate(
+        (
+            (0, Event.SUBMITTED, Reason.NONE),
+            (10 * MS, Event.ADMITTED, Reason.SELECTED),
+            (20 * MS, Event.PAUSED, Reason.NO_KV),
+            (50 * MS, Event.PREEMPTED, Reason.FORCED_BY_GROWTH),
+            (65 * MS, Event.ADMITTED, Reason.SELECTED),
+            (90 * MS, Event.PAUSED, Reason.NO_TIME),
+        )
+    ):
+        trace.note(slot, t_ns, np.array([7]), event, reason)
+        history.slot(slot, t_ns, *trace.drain())
+    told = explain(history, "r", now_ns=100 * MS)
+    assert told is not None
+    assert told["total_wait_ms"] == 10 + 30 + 15 + 10
+    waits = {w["reason"]: w["ms"] for w in told["waits"]}
+    assert waits["no_kv"] == 30 and waits["no_time"] == 10
 
 
 def test_a_refused_request_is_explained_with_its_numbers() -> None:

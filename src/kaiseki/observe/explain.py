@@ -86,6 +86,8 @@ def _waits(history: History, story: Story, mine: npt.NDArray[np.void], now_ns: i
         event, t_ns = Event(int(record["event"])), int(record["t_ns"])
         mark = (t_ns, Reason(int(record["reason"])), int(record["other"]), float(record["amount"]))
         if event in _WAIT_BEGINS:
+            if since is not None:  # it was paused when it was stopped
+                waits += _stretch(history, story, since, t_ns, marks, paused)
             since, paused = (story.request.arrival_ns if event == Event.SUBMITTED else t_ns), False
             marks = []
         elif event == Event.PASSED_OVER:
