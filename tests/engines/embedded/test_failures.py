@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from kaiseki.engines.embedded import EmbeddedEngine, UnsupportedModel
+from kaiseki.engines.embedded import EmbeddedEngine, UnsupportedModel, sampling
 
 GOOD = [10, 20, 30, 40, 50]
 BEYOND_VOCABULARY = [10, 20, 9999]
@@ -63,6 +63,32 @@ def test_nan_weights_fail_only_the_rows_that_use_them(hand: Callable[..., Any], 
     assert result.failed.tolist() == [False, True, False]
     assert "not finite" in result.message
     assert result.token_ids.tolist() == [*played.expected(GOOD, 1), *played.expected([*GOOD, 60], 1)]
+
+
+def test_an_error_in_sampling_fails_only_its_row(
+    hand: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    penalise = sampling._penalise
+
+    def picky(row: Any, state: Any, position: int) -> None:
+        if state.seed == 13:
+            raise RuntimeError("unlucky")
+        penalise(row, state, position)
+
+    monkeypatch.setattr(sampling, "_penalise", picky)
+    played = hand()
+    for row, seed in enumerate((12, 13, 14)):
+        played.open(row, GOOD, seed=seed, top_k=1, temperature=1.0)
+    result = played.step([(row, 0, 5, True) for row in range(3)])
+    assert result.failed.tolist() == [False, True, False]
+    assert "unlucky" in result.message
+    assert result.token_ids.tolist() == played.expected(GOOD, 1) * 2
+
+
+def test_stop_tokens_beyond_the_vocabulary_change_nothing(hand: Callable[..., Any]) -> None:
+    played = hand()
+    out = played.generate(GOOD, stop_token_ids=(10**6, -1), min_tokens=3)
+    assert out.ids == played.expected(GOOD, 8)
 
 
 def test_an_error_of_the_whole_step_comes_back_as_a_result(hand: Callable[..., Any]) -> None:

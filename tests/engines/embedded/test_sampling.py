@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from kaiseki.core.reasons import Finish
 from kaiseki.engines.embedded import GenerationWork, SamplingParams
+from kaiseki.engines.embedded.drawing import SORTED_FIRST, candidates, draw
 from kaiseki.engines.embedded.rows import RowState
-from kaiseki.engines.embedded.sampling import choose, choose_all
+from kaiseki.engines.embedded.sampling import choose_all
 from kaiseki.engines.embedded.text import TextCodec
 
 PROMPT = [10, 20, 30, 40, 50, 60]
@@ -69,35 +71,48 @@ def test_presence_and_frequency_penalties(tokenizer: Any) -> None:
     for position, token in enumerate([31, 31, 30], len(PROMPT)):
         state.put(position, token)
     # 31 lies 0.032 above 30 and loses 0.9, 30 loses 0.5, and 29 nothing.
-    assert choose(logits, state, len(PROMPT)) == 31
-    assert choose(logits, state, len(PROMPT) + 3) == 29
+    for outputs, expected in ((0, 31), (3, 29)):
+        (choice,) = choose_all(logits.unsqueeze(0), [state], [len(PROMPT) + outputs], TextCodec(tokenizer))
+        assert choice.token == expected
 
 
+@pytest.mark.parametrize("spread", [0.2, 3.0])
 @pytest.mark.parametrize(
-    ("settings", "kept"),
+    "settings",
     [
-        ({}, [0.4, 0.3, 0.2, 0.1]),
-        ({"top_k": 2}, [0.4, 0.3]),
-        ({"top_p": 0.6}, [0.4, 0.3]),
-        ({"top_p": 0.75}, [0.4, 0.3, 0.2]),
-        ({"min_p": 0.6}, [0.4, 0.3]),
-        ({"temperature": 0.5}, [0.16, 0.09, 0.04, 0.01]),
+        {},
+        {"temperature": 0.5},
+        {"top_k": 5},
+        {"top_k": 700},
+        {"top_p": 0.3},
+        {"top_p": 0.9},
+        {"min_p": 0.2},
+        {"temperature": 1.7, "top_k": 50, "top_p": 0.8, "min_p": 0.05},
     ],
 )
-def test_frequencies_follow_the_distribution(
-    tokenizer: Any, settings: dict[str, Any], kept: list[float]
-) -> None:
-    logits = torch.log(torch.tensor([0.1, 0.4, 0.2, 0.3]))
-    order = [1, 3, 2, 0]
-    codec = TextCodec(tokenizer)
-    counts = np.zeros(4)
-    for seed in range(1500):
-        params = SamplingParams(seed=seed, **settings)
-        counts[choose(logits, RowState(GenerationWork(PROMPT, params), codec, frozenset()), len(PROMPT))] += 1
-    expected = np.array(kept) / sum(kept)
-    seen = counts[order] / counts.sum()
-    assert np.abs(seen[: len(kept)] - expected).max() < 0.05
-    assert not seen[len(kept) :].any()
+def test_distributions_are_those_of_transformers(spread: float, settings: dict[str, Any]) -> None:
+    params = SamplingParams(**settings)
+    logits = torch.randn(3, 4 * SORTED_FIRST, generator=torch.Generator().manual_seed(1)) * spread
+    warped = logits / params.temperature
+    for warper in (
+        TopKLogitsWarper(params.top_k) if params.top_k else None,
+        TopPLogitsWarper(params.top_p) if params.top_p < 1 else None,
+        MinPLogitsWarper(params.min_p) if params.min_p else None,
+    ):
+        warped = warped if warper is None else warper(torch.empty(3, 0, dtype=torch.long), warped)
+    for kept, expected in zip(
+        candidates(logits / params.temperature, [params] * 3), torch.softmax(warped.double(), -1), strict=True
+    ):
+        ours = np.zeros(logits.shape[1])
+        ours[kept.ids] = kept.weights / kept.weights.sum()
+        assert np.abs(ours - expected.numpy()).max() < 1e-6
+
+
+def test_draws_follow_the_weights() -> None:
+    (kept,) = candidates(torch.log(torch.tensor([[0.1, 0.4, 0.2, 0.3]])), [SamplingParams(top_k=3)])
+    counts = np.bincount([draw(kept, seed, 5) for seed in range(4000)], minlength=4) / 4000
+    assert np.abs(counts - np.array([0, 4, 2, 3]) / 9).max() < 0.03
+    assert counts[0] == 0
 
 
 def test_logprobs_are_those_of_the_model(hand: Callable[..., Any]) -> None:

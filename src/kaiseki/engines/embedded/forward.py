@@ -17,6 +17,7 @@ from kaiseki.engines.embedded.attention import (
 )
 from kaiseki.engines.embedded.attention.interface import UnsupportedModel
 from kaiseki.engines.embedded.batch import Batch, lay_out
+from kaiseki.engines.embedded.linear import can_pack, pack_linear_layers
 
 VARYING_ROPE = frozenset({"dynamic", "longrope"})
 """Rotary embeddings whose frequencies depend on the longest sequence of the batch."""
@@ -39,6 +40,8 @@ class ModelRunner:
         self.block_tokens = block_tokens
         self.model.set_attn_implementation(IMPLEMENTATION)
         self.model.requires_grad_(False)
+        if can_pack(backend.shape.dtype):
+            pack_linear_layers(self.model)
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """float32[len(batch.sampled), vocabulary]; K and V of all tokens are in the pool afterwards."""

@@ -138,7 +138,15 @@ class StepRunner:
         """Choose, write down and put into words a token for each of these rows."""
         states = [step.states[i] for i in sampling]
         positions = [int(step.starts[i] + step.tokens[i]) for i in sampling]
-        choices = choose_all(logits, states, positions, self._codec)
+        try:
+            choices = choose_all(logits, states, positions, self._codec)
+        except Exception as error:
+            if len(sampling) == 1:
+                outcomes[sampling[0]].error = _describe(error)
+            else:
+                for j, i in enumerate(sampling):
+                    self._sample(step, [i], logits[j : j + 1], outcomes)
+            return
         for i, state, position, choice in zip(sampling, states, positions, choices, strict=True):
             outcomes[i] = _written(state, position, choice)
 

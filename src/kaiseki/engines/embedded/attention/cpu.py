@@ -65,8 +65,8 @@ class CpuAttention:
         self._shape = shape
         self._threads = threads
         size = (shape.blocks, shape.kv_heads, shape.block_tokens, shape.head_dim)
-        self._keys = [torch.zeros(size, dtype=shape.dtype) for _ in range(shape.layers)]
-        self._values = [torch.zeros(size, dtype=shape.dtype) for _ in range(shape.layers)]
+        self._keys = [_pool(size, shape.dtype) for _ in range(shape.layers)]
+        self._values = [_pool(size, shape.dtype) for _ in range(shape.layers)]
         self._views = [(_view(k), _view(v)) for k, v in zip(self._keys, self._values, strict=True)]
 
     @property
@@ -175,6 +175,13 @@ class CpuAttention:
         shape = self._shape
         found = pool.index_select(0, blocks).transpose(0, 1)
         return found.reshape(shape.kv_heads, -1, shape.head_dim)[:, :end]
+
+
+def _pool(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of zeros in memory from NumPy, which asks for huge pages: blocks are read in any order."""
+    if dtype == torch.bfloat16:
+        return torch.from_numpy(np.zeros(size, np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(np.zeros(size, np.float32))
 
 
 def _view(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
