@@ -47,7 +47,9 @@ class RandomScheduler:
         self.preemptions = 0
 
     def run(self) -> None:
-        while self.flying or any(not s.done for s in self.sequences.values()):
+        for _ in range(1000):
+            if not self.flying and all(s.done for s in self.sequences.values()):
+                break
             if self.rng.random() < 0.15:
                 self.preempt()
             chunks = self.choose()
@@ -123,12 +125,10 @@ def test_random_schedules_notice_stale_tokens(
 ) -> None:
     """An engine that appends tokens, instead of writing them where they belong, must not pass."""
     put = RowState.put
-    lengths: dict[int, int] = {}
 
-    def append(state: RowState, position: int, token: int) -> Any:
-        length = lengths.get(id(state), state.prompt)
-        lengths[id(state)] = length + 1
-        return put(state, length if length < state.tokens.size else position, token)
+    def append(state: Any, position: int, token: int) -> Any:
+        state.length = getattr(state, "length", state.prompt) + 1
+        return put(state, min(state.length, state.tokens.size) - 1, token)
 
     monkeypatch.setattr(RowState, "put", append)
     played = hand(depth=1)
