@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from kaiseki.core.decision import Decision, StepResult
 from kaiseki.core.protocols import Capabilities
 from kaiseki.engines.embedded.attention.cpu import CpuAttention
+from kaiseki.engines.embedded.attention.cuda import CudaAttention
 from kaiseki.engines.embedded.batch import BlockTables
 from kaiseki.engines.embedded.forward import ModelRunner, check_config, pool_shape, verify, warm_up
 from kaiseki.engines.embedded.rows import RowState
@@ -48,7 +49,7 @@ class EmbeddedEngine:
         max_step_tokens: int = 8192,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Take over a model that is already built, on the CPU, in float32 or bfloat16.
+        """Take over a model that is already built, in float32 or bfloat16; it stays on its device.
 
         Args:
             model: a `PreTrainedModel` with a language-model head; its attention is replaced.
@@ -79,7 +80,11 @@ class EmbeddedEngine:
         self._tables = tables
         self._results: deque[Future[StepResult]] = deque()
         self._worker = ThreadPoolExecutor(1, "kaiseki-engine", share_threads, (threads,))
-        self._runner = ModelRunner(model, CpuAttention(self.shape, threads), block_tokens)
+        device = next(model.parameters()).device
+        backend = (
+            CpuAttention(self.shape, threads) if device.type == "cpu" else CudaAttention(self.shape, device)
+        )
+        self._runner = ModelRunner(model, backend, block_tokens)
         self._steps = StepRunner(self._runner, self.codec, clock)
         self._worker.submit(verify, self._runner, TOLERANCE[self.shape.dtype]).result()
         self._capabilities = Capabilities(
@@ -96,6 +101,7 @@ class EmbeddedEngine:
         tables: BlockTables,
         blocks: int,
         dtype: str = "float32",
+        device: str = "cpu",
         block_tokens: int = 16,
         threads: int | None = None,
         depth: int = 0,
@@ -106,6 +112,7 @@ class EmbeddedEngine:
 
         Args:
             dtype: "float32" or "bfloat16".
+            device: "cpu", or a CUDA device, which needs FlashInfer and bfloat16.
 
         Raises:
             UnsupportedModel: the model needs what paged attention here does not do.
@@ -116,7 +123,7 @@ class EmbeddedEngine:
         check_config(AutoConfig.from_pretrained(folder, local_files_only=True))
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], local_files_only=True)
         return cls(
-            model,
+            model.to(device),
             AutoTokenizer.from_pretrained(folder, local_files_only=True),
             tables=tables,
             blocks=blocks,

@@ -40,21 +40,22 @@ class ModelRunner:
         self.block_tokens = block_tokens
         self.model.set_attn_implementation(IMPLEMENTATION)
         self.model.requires_grad_(False)
-        if can_pack(backend.shape.dtype):
+        self.device = next(model.parameters()).device
+        if self.device.type == "cpu" and can_pack(backend.shape.dtype):
             pack_linear_layers(self.model)
 
     def logits(self, batch: Batch) -> torch.Tensor:
-        """float32[len(batch.sampled), vocabulary]; K and V of all tokens are in the pool afterwards."""
+        """float32[len(batch.sampled), vocabulary], on the CPU; puts all tokens' K and V into the pool."""
         step = PagedStep(self.backend, self.backend.plan(batch))
         with torch.inference_mode():
             out = self.model(
-                input_ids=torch.from_numpy(batch.ids.astype(np.int64)).unsqueeze(0),
-                position_ids=torch.from_numpy(batch.positions).unsqueeze(0),
+                input_ids=torch.from_numpy(batch.ids.astype(np.int64)).to(self.device).unsqueeze(0),
+                position_ids=torch.from_numpy(batch.positions).to(self.device).unsqueeze(0),
                 use_cache=False,
-                logits_to_keep=torch.from_numpy(batch.sampled),
+                logits_to_keep=torch.from_numpy(batch.sampled).to(self.device),
                 paged=step,
             )
-            return torch.as_tensor(out.logits)[0].float()
+            return torch.as_tensor(out.logits)[0].float().cpu()
 
 
 def pool_shape(config: Any, blocks: int, block_tokens: int, dtype: torch.dtype) -> PoolShape:
@@ -107,7 +108,7 @@ def verify(runner: ModelRunner, tolerance: float) -> None:
     runner.logits(lay_out([first[:2]], np.zeros(1, np.int32), tables[:1], [False], block_tokens))
     batch = lay_out([first[2:], second], np.array([2, 0], np.int32), tables, [True, True], block_tokens)
     ours = runner.logits(batch)
-    expected = torch.stack([_own_logits(runner.model, ids) for ids in (first, second)])
+    expected = torch.stack([_own_logits(runner, ids) for ids in (first, second)])
     worst = float((ours - expected).abs().max())
     if not worst <= tolerance * max(1.0, float(expected.abs().max())):
         raise UnsupportedModel(f"logits differ by {worst:.3g} from the model's own attention")
@@ -128,12 +129,12 @@ def warm_up(runner: ModelRunner, tokens: int) -> None:
             runner.logits(lay_out([ids[start:end]], np.array([start], np.int32), tables, [True], size))
 
 
-def _own_logits(model: Any, ids: I32) -> torch.Tensor:
+def _own_logits(runner: ModelRunner, ids: I32) -> torch.Tensor:
     """float32[vocabulary], the last token's logits by transformers' own attention."""
-    model.set_attn_implementation("sdpa")
+    runner.model.set_attn_implementation("sdpa")
     try:
         with torch.inference_mode():
-            out = model(input_ids=torch.from_numpy(ids.astype(np.int64)).unsqueeze(0), use_cache=False)
-            return torch.as_tensor(out.logits)[0, -1].float()
+            whole = torch.from_numpy(ids.astype(np.int64)).to(runner.device).unsqueeze(0)
+            return torch.as_tensor(runner.model(input_ids=whole, use_cache=False).logits)[0, -1].float().cpu()
     finally:
-        model.set_attn_implementation(IMPLEMENTATION)
+        runner.model.set_attn_implementation(IMPLEMENTATION)

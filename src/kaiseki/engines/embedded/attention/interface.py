@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,19 +24,17 @@ class UnsupportedModel(ValueError):
     """The model needs something that paged attention here does not do."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class PagedStep:
     """Passed through the model's forward as the keyword `paged`, down to each attention layer.
 
     Attributes:
         backend: what attends.
         plan: the backend's plan for this forward.
-        layers: indices of the layers that have attended.
     """
 
     backend: AttentionBackend
     plan: Any
-    layers: list[int] = field(default_factory=list)
 
 
 def paged_attention(
@@ -59,7 +57,6 @@ def paged_attention(
     _check_options(module, attention_mask, options)
     layer = module.layer_idx
     assert isinstance(layer, int)
-    paged.layers.append(layer)
     out = paged.backend.attend(
         paged.plan,
         layer,
