@@ -49,10 +49,11 @@ lint: setup ## style, types and layering
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 
+# A crashed worker ends the run: with a file per worker, replacing it would leave the run waiting for ever.
 test: lint ## lint and all tests, under fifteen minutes on two cores
 	@$(BIN)/kaiseki pull > /dev/null || echo "test: the tests that need SmolLM2 will be skipped"
 	@echo "test: pytest with $(JOBS) workers; kernels are compiled the first time, which takes some minutes"
-	@$(TEST_ENV) $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --max-worker-restart 0 $(PYTEST_ARGS)
 
 format: setup ## rewrite the sources in the project's style
 	@$(BIN)/ruff check --quiet --fix .
