@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from kaiseki.core.decision import Decision, StepResult
 from kaiseki.core.protocols import Capabilities
+from kaiseki.engines.embedded.attention import AttentionBackend
 from kaiseki.engines.embedded.attention.cpu import CpuAttention
 from kaiseki.engines.embedded.attention.cuda import CudaAttention
 from kaiseki.engines.embedded.batch import BlockTables
@@ -80,11 +81,7 @@ class EmbeddedEngine:
         self._tables = tables
         self._results: deque[Future[StepResult]] = deque()
         self._worker = ThreadPoolExecutor(1, "kaiseki-engine", share_threads, (threads,))
-        device = next(model.parameters()).device
-        backend = (
-            CpuAttention(self.shape, threads) if device.type == "cpu" else CudaAttention(self.shape, device)
-        )
-        self._runner = ModelRunner(model, backend, block_tokens)
+        self._runner = ModelRunner(model, self._backend(model, threads), block_tokens)
         self._steps = StepRunner(self._runner, self.codec, clock)
         self._worker.submit(verify, self._runner, TOLERANCE[self.shape.dtype]).result()
         self._capabilities = Capabilities(
@@ -132,6 +129,13 @@ class EmbeddedEngine:
             depth=depth,
             max_step_tokens=max_step_tokens,
             clock=clock,
+        )
+
+    def _backend(self, model: Any, threads: int) -> AttentionBackend:
+        """Attention for the device the model is on."""
+        device = next(model.parameters()).device
+        return (
+            CpuAttention(self.shape, threads) if device.type == "cpu" else CudaAttention(self.shape, device)
         )
 
     @property

@@ -58,7 +58,7 @@ def _widen_typed(x: Any) -> Any:
 
 @kernel()
 def exp_sum(x: F32, n: int, shift: np.float32) -> np.float32:
-    """x[:n] becomes exp(x - shift), to 2e-7 of its largest value; returns the sum. Vectorises, unlike math.exp."""
+    """Make x[:n] exp(x - shift), to 2e-7 of the largest; returns the sum. Vectorises, unlike math.exp."""
     total = np.float32(0)
     for i in range(n):
         y = max((x[i] - shift) * LOG2_E, LEAST_EXPONENT)
