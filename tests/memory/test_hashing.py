@@ -49,4 +49,4 @@ def test_bad_sizes_are_errors():
     with pytest.raises(ValueError, match="block_tokens"):
         chain_hashes([1], 0)
     with pytest.raises(ValueError, match="32 bytes"):
-        join_digests((b"x" * 31, b"x" * 33))
+        join_digests((b"x" * 32, b"x" * 31))

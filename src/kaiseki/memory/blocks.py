@@ -12,7 +12,7 @@ Every block is in exactly one state, told by its fields:
 
 from __future__ import annotations
 
-from kaiseki.core.jit import njit
+from kaiseki.core.jit import inlined
 from kaiseki.memory.eviction import dequeue, enqueue, evict
 from kaiseki.memory.layout import (
     ALLOCATIONS,
@@ -28,13 +28,13 @@ from kaiseki.memory.layout import (
 )
 
 
-@njit
+@inlined
 def available(s: State) -> int:
     """Blocks that can be taken now."""
     return int(s.counters[FREE] + s.counters[CACHED])
 
 
-@njit
+@inlined
 def take(s: State) -> int:
     """Own a block with no content: an unowned one, else the longest unused cached one.
 
@@ -52,7 +52,7 @@ def take(s: State) -> int:
     return int(block)
 
 
-@njit
+@inlined
 def share(s: State, block: int) -> None:
     """One more row for a block that is live, cached or in limbo."""
     if s.blocks[block, ROWS] == 0:
@@ -65,7 +65,7 @@ def share(s: State, block: int) -> None:
     s.blocks[block, HOLDS] += 1
 
 
-@njit
+@inlined
 def let_go(s: State, block: int) -> None:
     """One row less, at once."""
     s.blocks[block, ROWS] -= 1
@@ -74,7 +74,7 @@ def let_go(s: State, block: int) -> None:
         drop(s, block)
 
 
-@njit
+@inlined
 def drop(s: State, block: int) -> None:
     """A block that has lost its last row: wait for others' fences, or be free."""
     s.counters[LIVE] -= 1
@@ -84,7 +84,7 @@ def drop(s: State, block: int) -> None:
         _rest(s, block)
 
 
-@njit
+@inlined
 def begin_wait(s: State, block: int) -> None:
     """One row less, whose hold stays until `end_wait`."""
     s.blocks[block, ROWS] -= 1
@@ -93,7 +93,7 @@ def begin_wait(s: State, block: int) -> None:
         s.counters[LIMBO] += 1
 
 
-@njit
+@inlined
 def end_wait(s: State, block: int) -> None:
     """One hold less."""
     s.blocks[block, HOLDS] -= 1
@@ -102,7 +102,7 @@ def end_wait(s: State, block: int) -> None:
         _rest(s, block)
 
 
-@njit
+@inlined
 def _rest(s: State, block: int) -> None:
     """A block without holds becomes cached or unowned."""
     if s.blocks[block, PARENT] == UNINDEXED:

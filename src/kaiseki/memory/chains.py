@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kaiseki.core.decision import I32
-from kaiseki.memory.hashing import join_digests
+from kaiseki.memory.hashing import DIGEST_BYTES, join_digests
 from kaiseki.memory.layout import COUNT, LANE, OFFSET, REQUEST_FIELDS, ROOM
 
 
@@ -33,6 +33,7 @@ class ChainStore:
     def __init__(self, rows: int) -> None:
         self.requests: I32 = _blank(rows)
         self.chain: I32 = np.empty((rows, 8), np.int32)
+        self._bytes = self.chain.data.cast("B")
         self._used = 0
         self._spare: dict[int, list[int]] = {}
 
@@ -42,22 +43,18 @@ class ChainStore:
         if row >= self.requests.shape[0]:
             more = _blank(doubled(self.requests.shape[0], row + 1) - self.requests.shape[0])
             self.requests = np.concatenate([self.requests, more])
-        _, offset, _, room = self.requests[row].tolist()
-        self._write(row, offset, room, words)
+        self._write(row, words)
 
     def append(self, row: int, digests: Sequence[bytes]) -> None:
         """Lengthen the row's chain."""
-        _, offset, count, room = self.requests[row].tolist()
-        self._write(
-            row, offset, room, np.concatenate([self.chain[offset : offset + count], join_digests(digests)])
-        )
+        start = self.requests.item(row, OFFSET) * DIGEST_BYTES
+        end = start + self.requests.item(row, COUNT) * DIGEST_BYTES
+        self._write(row, bytes(self._bytes[start:end]) + join_digests(digests))
 
     def clear(self, row: int) -> None:
         """Forget the row's digests."""
-        _, offset, _, room = self.requests[row].tolist()
-        if room:
-            self._spare.setdefault(room, []).append(offset)
-            self.requests[row, OFFSET:] = 0
+        self._give_back(row)
+        self.requests[row, OFFSET:] = 0
 
     def audit(self) -> None:
         """Check that no two rows, and no row and spare room, overlap, and that nothing is lost.
@@ -74,16 +71,23 @@ class ChainStore:
         assert at == self._used, f"digest room [{at}, {self._used}) is lost"
         assert (self.requests[:, COUNT] <= self.requests[:, ROOM]).all(), "more digests than room"
 
-    def _write(self, row: int, offset: int, room: int, words: I32) -> None:
+    def _write(self, row: int, words: bytes) -> None:
         """Store a chain at the row's place, or at a new one if it has outgrown that."""
-        count = len(words)
-        if count > room:
-            if room:
-                self._spare.setdefault(room, []).append(offset)
+        count = len(words) // DIGEST_BYTES
+        if count > self.requests.item(row, ROOM):
+            self._give_back(row)
             room = _room(count)
-            offset = self._place(room)
-        self.chain[offset : offset + count] = words
-        self.requests[row, OFFSET:] = offset, count, room
+            self.requests[row, OFFSET] = self._place(room)
+            self.requests[row, ROOM] = room
+        start = self.requests.item(row, OFFSET) * DIGEST_BYTES
+        self._bytes[start : start + len(words)] = words
+        self.requests[row, COUNT] = count
+
+    def _give_back(self, row: int) -> None:
+        """Put the row's room aside for others."""
+        room = self.requests.item(row, ROOM)
+        if room:
+            self._spare.setdefault(room, []).append(self.requests.item(row, OFFSET))
 
     def _place(self, room: int) -> int:
         """Where `room` digests can be stored."""
@@ -96,6 +100,7 @@ class ChainStore:
             grown = np.empty((doubled(self.chain.shape[0], self._used), 8), np.int32)
             grown[:offset] = self.chain[:offset]
             self.chain = grown
+            self._bytes = grown.data.cast("B")
         return offset
 
 

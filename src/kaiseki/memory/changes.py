@@ -6,10 +6,8 @@ come one by one because unpacking a tuple of them costs more than most calls do.
 
 from __future__ import annotations
 
-import numpy as np
-
-from kaiseki.core.decision import I32, I64, Bool
-from kaiseki.core.jit import njit
+from kaiseki.core.decision import I32, I64
+from kaiseki.core.jit import inlined, kernel
 from kaiseki.memory.blocks import available, begin_wait, drop, end_wait, let_go, share, take
 from kaiseki.memory.lanes import add_waiting, close_lane, fixed, known, need, open_lane, set_committed
 from kaiseki.memory.layout import (
@@ -49,12 +47,11 @@ from kaiseki.memory.layout import (
 from kaiseki.memory.prefix import find, insert, longest_prefix
 
 
-@njit
-def _can_reserve(s: State, rows: I32, starts: I32, ends: I32) -> tuple[int, int]:
-    """(status, number of copies) of reserving: whether blocks, lanes and table columns suffice."""
+@kernel
+def _can_reserve(s: State, rows: I32, starts: I32, ends: I32) -> int:
+    """Whether blocks, lanes and table columns suffice."""
     page = s.counters[PAGE]
     needed = 0
-    copies = 0
     opened = 0
     widest = 0
     for i in range(rows.size):
@@ -71,16 +68,15 @@ def _can_reserve(s: State, rows: I32, starts: I32, ends: I32) -> tuple[int, int]
         else:
             grow, replaced = need(s.blocks, s.lanes, s.tables, page, lane, start, end)
             needed += grow + replaced
-            copies += replaced
         widest = max(widest, end)
     if needed > available(s):
-        return NO_BLOCKS_FREE, 0
+        return NO_BLOCKS_FREE
     if opened > s.counters[IDLE] or widest > s.tables.shape[1] * page:
-        return NO_LANE, 0
-    return OK, copies
+        return NO_LANE
+    return OK
 
 
-@njit
+@kernel
 def reserve(
     blocks: I32,
     digests: I32,
@@ -95,17 +91,20 @@ def reserve(
     rows: I32,
     starts: I32,
     ends: I32,
-) -> tuple[int, I32]:
-    """(status, int32[k, 2] copies): make [start, end) of each row writable."""
+    copies: I32,
+) -> tuple[int, int]:
+    """(status, k): make [start, end) of each row writable; copies[:k, :2] are (source, destination).
+
+    `copies` is int32[B, 3]; every copy takes a block, so there are never more. The third column says
+    whether the source has lost its last row.
+    """
     s = State(blocks, digests, slots, free, queue, counters, lanes, tables, requests, chain)
     if not known(requests, rows):
-        return UNKNOWN_ROW, np.empty((0, 2), np.int32)
-    status, copies = _can_reserve(s, rows, starts, ends)
+        return UNKNOWN_ROW, 0
+    status = _can_reserve(s, rows, starts, ends)
     if status != OK:
-        return status, np.empty((0, 2), np.int32)
+        return status, 0
     page = counters[PAGE]
-    out = np.empty((copies, 2), np.int32)
-    left = np.zeros(copies, np.bool_)
     done = 0
     for i in range(rows.size):
         if ends[i] <= starts[i]:
@@ -116,7 +115,7 @@ def reserve(
         if lanes[lane, COMMITTED] > starts[i]:
             set_committed(s, lane, starts[i])
         if starts[i] < lanes[lane, PRIVATE]:
-            done = _replace_fixed(s, lane, starts[i] // page, out, left, done)
+            done = _replace_fixed(s, lane, starts[i] // page, copies, done)
         if ends[i] > lanes[lane, LENGTH] * page:
             wanted = (ends[i] + page - 1) // page
             for page_index in range(lanes[lane, LENGTH], wanted):
@@ -124,35 +123,35 @@ def reserve(
             lanes[lane, LENGTH] = wanted
     # Only now, so that no source of a copy is the destination of another.
     for k in range(done - 1, -1, -1):
-        if left[k]:
-            drop(s, out[k, 0])
+        if copies[k, 2] == 1:
+            drop(s, copies[k, 0])
     counters[COPIES] += done
-    return OK, out[:done]
+    return OK, done
 
 
-@njit
-def _replace_fixed(s: State, lane: int, first: int, out: I32, left: Bool, done: int) -> int:
+@kernel
+def _replace_fixed(s: State, lane: int, first: int, copies: I32, done: int) -> int:
     """Give the lane its own copy of every fixed block from page `first` on; returns the copies so far.
 
-    A block that thereby loses its last row is marked in `left`, and not dropped yet.
+    A block that thereby loses its last row is marked, and not dropped yet.
     """
     for page_index in range(first, s.lanes[lane, LENGTH]):
         block = s.tables[lane, page_index]
         if fixed(s.blocks, block):
             own = take(s)
             s.tables[lane, page_index] = own
-            out[done, 0] = block
-            out[done, 1] = own
+            copies[done, 0] = block
+            copies[done, 1] = own
             s.blocks[block, ROWS] -= 1
             s.blocks[block, HOLDS] -= 1
-            left[done] = s.blocks[block, ROWS] == 0
+            copies[done, 2] = s.blocks[block, ROWS] == 0
             done += 1
     s.lanes[lane, PRIVATE] = first * s.counters[PAGE]
     s.lanes[lane, INDEXED] = min(s.lanes[lane, INDEXED], first)
     return done
 
 
-@njit
+@kernel
 def commit(
     blocks: I32,
     digests: I32,
@@ -184,13 +183,13 @@ def commit(
     return OK
 
 
-@njit
+@inlined
 def _full_pages(s: State, lane: int) -> int:
     """Pages that are computed in full and have a digest."""
     return int(min(s.lanes[lane, COMMITTED] // s.counters[PAGE], s.requests[s.lanes[lane, ROW], COUNT]))
 
 
-@njit
+@kernel
 def _index(s: State, lane: int) -> int:
     """Index the lane's full pages in order, while each one's parent is the lane's own; returns their number.
 
@@ -213,7 +212,7 @@ def _index(s: State, lane: int) -> int:
     return at
 
 
-@njit
+@kernel
 def _index_leaving(s: State, lane: int) -> None:
     """Index what a leaving lane alone holds, under others' blocks too where its own are duplicates.
 
@@ -236,7 +235,7 @@ def _index_leaving(s: State, lane: int) -> None:
         at += 1
 
 
-@njit
+@kernel
 def release(
     blocks: I32,
     digests: I32,
@@ -277,7 +276,7 @@ def release(
     return OK
 
 
-@njit
+@kernel
 def retire(
     blocks: I32,
     digests: I32,
@@ -307,7 +306,7 @@ def retire(
         lane = following
 
 
-@njit
+@kernel
 def _can_attach(s: State, rows: I32, limits: I32) -> int:
     """Whether no row holds blocks, lanes and table columns suffice, and the digests are chains."""
     room = OK if rows.size <= s.counters[IDLE] else NO_LANE
@@ -325,7 +324,7 @@ def _can_attach(s: State, rows: I32, limits: I32) -> int:
     return room
 
 
-@njit
+@kernel
 def attach(
     blocks: I32,
     digests: I32,
@@ -368,7 +367,7 @@ def attach(
     return OK
 
 
-@njit
+@kernel
 def fork(
     blocks: I32,
     digests: I32,

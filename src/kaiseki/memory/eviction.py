@@ -13,7 +13,7 @@ is compacted when it is full, so at most once per total_blocks entries: amortise
 
 from __future__ import annotations
 
-from kaiseki.core.jit import njit
+from kaiseki.core.jit import inlined, kernel
 from kaiseki.memory.layout import (
     CACHED,
     EVICTIONS,
@@ -34,7 +34,7 @@ from kaiseki.memory.layout import (
 from kaiseki.memory.prefix import remove
 
 
-@njit
+@inlined
 def enqueue(s: State, block: int) -> None:
     """An indexed block has lost its last hold: it is cached, and evictable when its turn comes."""
     s.counters[CACHED] += 1
@@ -45,14 +45,14 @@ def enqueue(s: State, block: int) -> None:
         parent = s.blocks[parent, PARENT]
 
 
-@njit
+@inlined
 def dequeue(s: State, block: int) -> None:
     """A cached block is held again."""
     s.counters[CACHED] -= 1
     s.blocks[block, QUEUED] = -1
 
 
-@njit
+@inlined
 def evict(s: State) -> int:
     """Take the longest unused block out of the cache. There must be one."""
     mask = s.queue.size - 1
@@ -70,7 +70,7 @@ def evict(s: State) -> int:
     return int(block)
 
 
-@njit
+@inlined
 def _append(s: State, block: int) -> None:
     """Put a block at the end of the ring; an earlier entry of it becomes a hole."""
     mask = s.queue.size - 1
@@ -89,7 +89,7 @@ def _append(s: State, block: int) -> None:
     s.counters[QUEUE_TAIL] += 1
 
 
-@njit
+@kernel
 def _give_up_grafts(s: State, block: int) -> None:
     """Make a cached block a leaf: its children wait for fences, so take their digests away."""
     while s.blocks[block, KIDS] > 0:

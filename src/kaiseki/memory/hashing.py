@@ -45,12 +45,13 @@ def chain_hashes(
     return tuple(digests)
 
 
-def join_digests(digests: Sequence[bytes]) -> npt.NDArray[np.int32]:
-    """int32[n, 8], read-only: digests in the form the prefix index compares.
+def join_digests(digests: Sequence[bytes]) -> bytes:
+    """The digests one after the other.
 
     Raises:
-        ValueError: a digest is not 32 bytes long.
+        ValueError: they are not 32 bytes long each. Lengths that only add up to that go unnoticed.
     """
-    if not set(map(len, digests)) <= {DIGEST_BYTES}:
+    joined = b"".join(digests)
+    if len(joined) != DIGEST_BYTES * len(digests):
         raise ValueError(f"a block digest has {DIGEST_BYTES} bytes")
-    return np.frombuffer(b"".join(digests), "<i4").reshape(-1, 8)
+    return joined

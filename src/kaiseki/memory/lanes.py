@@ -6,7 +6,7 @@ The request table may hold a million waiting rows; only the few that hold blocks
 from __future__ import annotations
 
 from kaiseki.core.decision import I32, I64
-from kaiseki.core.jit import njit
+from kaiseki.core.jit import inlined
 from kaiseki.memory.layout import (
     COMMITTED,
     COUNT,
@@ -30,7 +30,7 @@ from kaiseki.memory.layout import (
 )
 
 
-@njit
+@inlined
 def known(requests: I32, rows: I32) -> bool:
     """Whether all rows are inside the request table."""
     outside = 0
@@ -40,7 +40,7 @@ def known(requests: I32, rows: I32) -> bool:
     return outside == 0
 
 
-@njit
+@inlined
 def open_lane(s: State, row: int) -> int:
     """An idle lane, now the row's, without blocks. The caller has made sure that there is one."""
     lane = s.counters[IDLE_HEAD]
@@ -55,7 +55,7 @@ def open_lane(s: State, row: int) -> int:
     return int(lane)
 
 
-@njit
+@inlined
 def add_waiting(s: State, lane: int) -> None:
     """Put the lane at the end of the waiting list."""
     s.lanes[lane, NEXT] = -1
@@ -66,7 +66,7 @@ def add_waiting(s: State, lane: int) -> None:
     s.counters[WAITING_TAIL] = lane
 
 
-@njit
+@inlined
 def close_lane(s: State, lane: int) -> None:
     """The lane is idle again; its blocks have been dealt with."""
     s.lanes[lane, ROW] = -1
@@ -75,7 +75,7 @@ def close_lane(s: State, lane: int) -> None:
     s.counters[IDLE] += 1
 
 
-@njit
+@inlined
 def set_committed(s: State, lane: int, tokens: int) -> None:
     """Note how much KV is computed, and that the index is to be looked at when the next page is full."""
     full = tokens // s.counters[PAGE]
@@ -84,13 +84,13 @@ def set_committed(s: State, lane: int, tokens: int) -> None:
     s.lanes[lane, INDEX_AT] = (full + 1) * s.counters[PAGE] if more else NEVER_INDEX
 
 
-@njit
+@inlined
 def fixed(blocks: I32, block: int) -> bool:
     """Whether a block must not be written to: others read it, or the index promises its content."""
     return bool(blocks[block, ROWS] > 1 or blocks[block, PARENT] != UNINDEXED)
 
 
-@njit
+@inlined
 def need(blocks: I32, lanes: I64, tables: I32, page: int, lane: int, start: int, end: int) -> tuple[int, int]:
     """(new blocks, copies) for one lane to write [start, end).
 

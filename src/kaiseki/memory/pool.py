@@ -106,6 +106,7 @@ class BlockPool:
         self._hasher = hasher
         self._chains = ChainStore(max_rows_hint)
         self._scratch: I32 = np.zeros(total_blocks, np.int32)
+        self._copies: I32 = np.zeros((total_blocks, 3), np.int32)
         self._counters: I64 = np.zeros(N_COUNTERS, np.int64)
         self._counters[[PAGE, FREE, RETIRED, WAITING_HEAD, IDLE_HEAD]] = (
             block_tokens,
@@ -161,7 +162,8 @@ class BlockPool:
         Raises:
             ValueError: the row is negative or holds blocks, or a digest is not 32 bytes long.
         """
-        if row < 0 or (row < self._state.requests.shape[0] and self._state.requests[row, LANE] >= 0):
+        known = len(self._chains.requests)
+        if row < 0 or (row < known and self._chains.requests.item(row, LANE) >= 0):
             raise ValueError(f"row {row} is negative or still holds blocks")
         self._chains.put(row, block_hashes)
         self._follow_chains()
@@ -173,7 +175,7 @@ class BlockPool:
             ValueError: it still holds blocks.
         """
         self._check_row(row)
-        if self._state.requests[row, LANE] >= 0:
+        if self._chains.requests.item(row, LANE) >= 0:
             raise ValueError(f"row {row} still holds blocks")
         self._chains.clear(row)
 
@@ -243,12 +245,12 @@ class BlockPool:
             OutOfBlocks: the sum of `growth_need` is more than `free_blocks`; nothing was taken.
         """
         rows, starts, ends = _i32(rows), _i32(starts), _i32(ends)
-        status, copies = changes.reserve(*self._state, rows, starts, ends)
+        status, copied = changes.reserve(*self._state, rows, starts, ends, self._copies)
         if status == NO_LANE:
             self._make_room(rows.size, int(ends.max()))
-            status, copies = changes.reserve(*self._state, rows, starts, ends)
+            status, copied = changes.reserve(*self._state, rows, starts, ends, self._copies)
         _raise(status)
-        return copies
+        return self._copies[:copied, :2].copy()
 
     def reclaimable(self, rows: I32) -> I64:
         """int64[n]: blocks that stopping rows[:i+1] together would free, for every i."""
@@ -292,8 +294,10 @@ class BlockPool:
             ValueError: a row holds fewer blocks.
         """
         s = self._state
-        status, out = queries.tables_of(s.counters, s.lanes, s.tables, s.requests, _i32(rows), _i32(ends))
-        _raise(status)
+        rows, ends = _i32(rows), _i32(ends)
+        pages = -(-int(ends.max(initial=0)) // self.block_tokens)
+        out = np.empty((rows.size, pages), np.int32)
+        _raise(queries.tables_of(s.counters, s.lanes, s.tables, s.requests, rows, ends, out))
         return out
 
     def check(self) -> None:
@@ -349,7 +353,7 @@ class BlockPool:
         )
 
     def _check_row(self, row: int) -> None:
-        if not 0 <= row < self._state.requests.shape[0]:
+        if not 0 <= row < len(self._chains.requests):
             _raise(UNKNOWN_ROW)
 
 

@@ -15,11 +15,11 @@ probing and closing gaps touch nothing else.
 
 from __future__ import annotations
 
-from kaiseki.core.jit import njit
+from kaiseki.core.jit import inlined
 from kaiseki.memory.layout import COUNT, KIDS, OFFSET, PAGE, PARENT, SLOT, UNINDEXED, State
 
 
-@njit
+@inlined
 def find(s: State, at: int) -> int:
     """Block indexed under digest `s.chain[at]`, or -1."""
     mask = s.slots.shape[0] - 1
@@ -38,7 +38,7 @@ def find(s: State, at: int) -> int:
     return -1
 
 
-@njit
+@inlined
 def longest_prefix(s: State, row: int, limit: int) -> tuple[int, int]:
     """(pages, last block) of the row's longest indexed prefix within `limit` tokens; block -1 if none.
 
@@ -61,7 +61,7 @@ def longest_prefix(s: State, row: int, limit: int) -> tuple[int, int]:
     return have, last
 
 
-@njit
+@inlined
 def insert(s: State, block: int, at: int, parent: int) -> None:
     """Index a held block under digest `s.chain[at]`, which must not be indexed, as a child of `parent`."""
     for word in range(8):
@@ -79,7 +79,7 @@ def insert(s: State, block: int, at: int, parent: int) -> None:
         s.blocks[parent, KIDS] += 1
 
 
-@njit
+@inlined
 def remove(s: State, block: int) -> None:
     """Take a childless block out of the index."""
     mask = s.slots.shape[0] - 1

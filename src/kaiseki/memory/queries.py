@@ -6,10 +6,8 @@ costs more than most calls do.
 
 from __future__ import annotations
 
-import numpy as np
-
 from kaiseki.core.decision import I32, I64
-from kaiseki.core.jit import njit
+from kaiseki.core.jit import kernel
 from kaiseki.memory.lanes import known, need
 from kaiseki.memory.layout import (
     HOLDS,
@@ -27,7 +25,7 @@ from kaiseki.memory.layout import (
 from kaiseki.memory.prefix import longest_prefix
 
 
-@njit
+@kernel
 def growth_need(
     blocks: I32,
     counters: I64,
@@ -59,7 +57,7 @@ def growth_need(
     return OK
 
 
-@njit
+@kernel
 def cached_tokens(
     blocks: I32,
     digests: I32,
@@ -92,7 +90,7 @@ def cached_tokens(
     return OK
 
 
-@njit
+@kernel
 def reclaimable(
     blocks: I32, lanes: I64, tables: I32, requests: I32, scratch: I32, rows: I32, out: I64
 ) -> int:
@@ -117,22 +115,19 @@ def reclaimable(
     return OK
 
 
-@njit
-def tables_of(counters: I64, lanes: I64, tables: I32, requests: I32, rows: I32, ends: I32) -> tuple[int, I32]:
-    """(status, int32[n, pages of the longest end] block tables, padded with 0)."""
+@kernel
+def tables_of(counters: I64, lanes: I64, tables: I32, requests: I32, rows: I32, ends: I32, out: I32) -> int:
+    """Fill out[n, pages of the longest end] with the block tables, padded with 0."""
     if not known(requests, rows):
-        return UNKNOWN_ROW, np.empty((0, 0), np.int32)
+        return UNKNOWN_ROW
     page = counters[PAGE]
-    widest = 0
     for i in range(rows.size):
         lane = requests[rows[i], LANE]
         if ends[i] > 0 and (lane < 0 or ends[i] > lanes[lane, LENGTH] * page):
-            return LACKS_BLOCKS, np.empty((0, 0), np.int32)
-        widest = max(widest, (ends[i] + page - 1) // page)
-    out = np.empty((rows.size, widest), np.int32)
-    for i in range(rows.size):
-        lane = requests[rows[i], LANE]
+            return LACKS_BLOCKS
         pages = max(0, (ends[i] + page - 1) // page)
-        out[i, :pages] = tables[lane, :pages]
-        out[i, pages:] = 0
-    return OK, out
+        for page_index in range(pages):
+            out[i, page_index] = tables[lane, page_index]
+        for page_index in range(pages, out.shape[1]):
+            out[i, page_index] = 0
+    return OK
