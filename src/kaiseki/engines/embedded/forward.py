@@ -81,9 +81,10 @@ def check_config(config: Any) -> None:
     if other:
         raise UnsupportedModel(f"{kind} has {', '.join(other)} layers; only full attention is supported")
     rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") in VARYING_ROPE:
+    per_layer_type = [value for value in rope.values() if isinstance(value, dict)]
+    for varying in VARYING_ROPE.intersection(r.get("rope_type") for r in (rope, *per_layer_type)):
         raise UnsupportedModel(
-            f"{kind} uses {rope['rope_type']} rotary embeddings, which make a sequence's output depend on "
+            f"{kind} uses {varying} rotary embeddings, which make a sequence's output depend on "
             "the sequences beside it"
         )
     if getattr(config, "alibi", False):
