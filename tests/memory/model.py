@@ -103,24 +103,21 @@ class Model:
 
     def reserve(self, rows, starts, ends):
         """Does it and returns [(source, destination)] blocks."""
-        copies, orphans = [], []
+        copies = []
         for row, start, end in zip(rows, starts, ends, strict=True):
             if end <= start:
                 continue
             lane = self.lanes.setdefault(row, Lane())
             lane.committed = min(lane.committed, start)
-            for at in range(start // self.page, len(lane.blocks)):
+            for at in reversed(range(start // self.page, len(lane.blocks))):
                 old = lane.blocks[at]
                 if old.fixed:
                     new = lane.blocks[at] = self._take(row)
                     copies.append((old, new))
                     old.rows.remove(row)
-                    if not old.rows:
-                        orphans.append(old)
+                    self._settle(old)
             while len(lane.blocks) < self.pages(end):
                 lane.blocks.append(self._take(row))
-        for block in reversed(orphans):
-            self._settle(block)
         return copies
 
     def commit(self, row, valid):

@@ -266,6 +266,18 @@ class TestEviction:
         compute(pool, 3, TEXT[80:88])
         assert (cached(pool, TEXT[:8]), cached(pool, OTHER[50:58])) == (8, 0)
 
+    def test_using_the_cache_for_long_does_not_fill_the_queue(self):
+        pool = pool_of(6)
+        compute(pool, 0, TEXT[:8])
+        compute(pool, 1, OTHER[50:58])
+        pool.release(i32(0, 1), fences(-1, -1))
+        for _ in range(30):
+            pool.attach(i32(0), i32(8))
+            pool.release(i32(0), NOW)
+            pool.check()
+        compute(pool, 2, TEXT[80:96])
+        assert (cached(pool, TEXT[:8]), cached(pool, OTHER[50:58])) == (8, 0)
+
 
 class TestCopyOnWrite:
     def forked(self, tokens=6, total=8):
@@ -311,7 +323,7 @@ class TestCopyOnWrite:
         assert pool.growth_need(i32(0), i32(6), i32(7)).tolist() == [2], "the page behind it is stale as well"
         copies = pool.reserve(i32(0), i32(6), i32(7)).tolist()
         new = blocks_of(pool, 0, 12)
-        assert copies == [[old[1], new[1]], [old[2], new[2]]]
+        assert copies == [[old[2], new[2]], [old[1], new[1]]]
         assert new[0] == old[0] and not set(new[1:]) & set(old)
         pool.check()
         assert cached(pool, TEXT[:12]) == 12

@@ -71,17 +71,11 @@ def let_go(s: State, block: int) -> None:
     s.blocks[block, ROWS] -= 1
     s.blocks[block, HOLDS] -= 1
     if s.blocks[block, ROWS] == 0:
-        drop(s, block)
-
-
-@inlined
-def drop(s: State, block: int) -> None:
-    """A block that has lost its last row: wait for others' fences, or be free."""
-    s.counters[LIVE] -= 1
-    if s.blocks[block, HOLDS] > 0:
-        s.counters[LIMBO] += 1
-    else:
-        _rest(s, block)
+        s.counters[LIVE] -= 1
+        if s.blocks[block, HOLDS] > 0:
+            s.counters[LIMBO] += 1
+        else:
+            _rest(s, block)
 
 
 @inlined

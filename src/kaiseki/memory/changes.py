@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kaiseki.core.decision import I32, I64
 from kaiseki.core.jit import inlined, kernel
-from kaiseki.memory.blocks import available, begin_wait, drop, end_wait, let_go, share, take
+from kaiseki.memory.blocks import available, begin_wait, end_wait, let_go, share, take
 from kaiseki.memory.lanes import add_waiting, close_lane, fixed, known, need, open_lane, set_committed
 from kaiseki.memory.layout import (
     COMMITTED,
@@ -16,7 +16,6 @@ from kaiseki.memory.layout import (
     COUNT,
     FENCE,
     HIT,
-    HOLDS,
     HOLDS_BLOCKS,
     IDLE,
     INDEX_AT,
@@ -93,10 +92,11 @@ def reserve(
     ends: I32,
     copies: I32,
 ) -> tuple[int, int]:
-    """(status, k): make [start, end) of each row writable; copies[:k, :2] are (source, destination).
+    """(status, k): make [start, end) of each row writable; copies[:k] are (source, destination).
 
-    `copies` is int32[B, 3]; every copy takes a block, so there are never more. The third column says
-    whether the source has lost its last row.
+    `copies` is int32[B, 2]: every copy takes a block, so there are never more. No source is another's
+    destination: it is indexed or still someone's, and if it loses its last row it goes to the end of the
+    eviction queue, behind all the blocks that were counted as available.
     """
     s = State(blocks, digests, slots, free, queue, counters, lanes, tables, requests, chain)
     if not known(requests, rows):
@@ -121,30 +121,21 @@ def reserve(
             for page_index in range(lanes[lane, LENGTH], wanted):
                 tables[lane, page_index] = take(s)
             lanes[lane, LENGTH] = wanted
-    # Only now, so that no source of a copy is the destination of another.
-    for k in range(done - 1, -1, -1):
-        if copies[k, 2] == 1:
-            drop(s, copies[k, 0])
     counters[COPIES] += done
     return OK, done
 
 
 @kernel
 def _replace_fixed(s: State, lane: int, first: int, copies: I32, done: int) -> int:
-    """Give the lane its own copy of every fixed block from page `first` on; returns the copies so far.
-
-    A block that thereby loses its last row is marked, and not dropped yet.
-    """
-    for page_index in range(first, s.lanes[lane, LENGTH]):
+    """Give the lane its own copy of every fixed block from page `first` on; returns the copies so far."""
+    for page_index in range(s.lanes[lane, LENGTH] - 1, first - 1, -1):
         block = s.tables[lane, page_index]
         if fixed(s.blocks, block):
             own = take(s)
             s.tables[lane, page_index] = own
             copies[done, 0] = block
             copies[done, 1] = own
-            s.blocks[block, ROWS] -= 1
-            s.blocks[block, HOLDS] -= 1
-            copies[done, 2] = s.blocks[block, ROWS] == 0
+            let_go(s, block)
             done += 1
     s.lanes[lane, PRIVATE] = first * s.counters[PAGE]
     s.lanes[lane, INDEXED] = min(s.lanes[lane, INDEXED], first)
@@ -261,7 +252,7 @@ def release(
         _index_leaving(s, lane)
         requests[rows[i], LANE] = -1
         waits = fences[i] > counters[RETIRED]
-        # Last page first: children must be free before their parents.
+        # Last page first, so that children are queued for eviction before their parents.
         for page_index in range(lanes[lane, LENGTH] - 1, -1, -1):
             if waits:
                 begin_wait(s, tables[lane, page_index])

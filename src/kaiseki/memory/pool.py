@@ -106,7 +106,7 @@ class BlockPool:
         self._hasher = hasher
         self._chains = ChainStore(max_rows_hint)
         self._scratch: I32 = np.zeros(total_blocks, np.int32)
-        self._copies: I32 = np.zeros((total_blocks, 3), np.int32)
+        self._copies: I32 = np.zeros((total_blocks, 2), np.int32)
         self._counters: I64 = np.zeros(N_COUNTERS, np.int64)
         self._counters[[PAGE, FREE, RETIRED, WAITING_HEAD, IDLE_HEAD]] = (
             block_tokens,
@@ -250,7 +250,7 @@ class BlockPool:
             self._make_room(rows.size, int(ends.max()))
             status, copied = changes.reserve(*self._state, rows, starts, ends, self._copies)
         _raise(status)
-        return self._copies[:copied, :2].copy()
+        return self._copies[:copied].copy()
 
     def reclaimable(self, rows: I32) -> I64:
         """int64[n]: blocks that stopping rows[:i+1] together would free, for every i."""
