@@ -14,6 +14,8 @@ import numba
 
 F = TypeVar("F", bound=Callable[..., object])
 
+_njit: Any = numba.njit
+"""Its type hints leave out the compiler's own flags."""
 _IMPORT = re.compile(r"^(?:from|import) (kaiseki[\w.]*)", re.MULTILINE)
 
 
@@ -23,7 +25,7 @@ def njit(fn: F) -> F:
     With NUMBA_DISABLE_JIT=1 the function is returned as it is and runs as ordinary Python. Numba has
     no type hints of its own, so the cast keeps the signature that was written.
     """
-    return cast(F, _stamped(numba.njit(cache=True, nogil=True)(fn), fn.__module__))
+    return cast(F, _stamped(_njit(cache=True, nogil=True)(fn), fn.__module__))
 
 
 def kernel(fn: F) -> F:
@@ -32,7 +34,7 @@ def kernel(fn: F) -> F:
     Numba otherwise counts references whenever an array is passed on or taken out of a tuple; in a loop
     that calls small functions, that costs several times what the loop does.
     """
-    return cast(F, _stamped(numba.njit(cache=True, nogil=True, _nrt=False)(fn), fn.__module__))
+    return cast(F, _stamped(_njit(cache=True, nogil=True, _nrt=False)(fn), fn.__module__))
 
 
 def inlined(fn: F) -> F:
@@ -40,7 +42,7 @@ def inlined(fn: F) -> F:
 
     A tuple of ten arrays is passed on as ninety words, more work than most of what is done with it.
     """
-    made = numba.njit(cache=True, nogil=True, _nrt=False, forceinline=True)(fn)
+    made = _njit(cache=True, nogil=True, _nrt=False, forceinline=True)(fn)
     return cast(F, _stamped(made, fn.__module__))
 
 

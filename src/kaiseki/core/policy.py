@@ -59,7 +59,7 @@ class Policy:
     gives_up: bool = False
     fair: bool = False
     buys: bool = False
-    idle_share: float = 0.25
+    idle_share: float = 0.35
     tau_ms: float = 1000.0
     starving_slots: int = 64
 

@@ -19,6 +19,10 @@ PREFILL = 3
 BLOCKED = 4  # in flight on an engine that takes disjoint rows
 
 
+LAST_CHANCE = 0.85
+"""Part of its allowance that a slot may use when one more late gap loses the request."""
+
+
 @njit
 def allowed_late_gaps(max_tokens: int) -> int:
     """How many of a request's gaps may exceed its TBT: max(1, 1 %)."""
@@ -97,9 +101,12 @@ def scan_running(
             lost[i] |= late_gaps[r] > allowed_late_gaps(max_tokens[r])
         if kind[i] == DECODE and tbt_ns[r] < NEVER_NS and not lost[i]:
             kind[i] = BOUND_DECODE
+            whole = float(tbt_ns[r])
             slack = float(last_token_ns[r] + tbt_ns[r] - now)
             in_time = inflight_slot[r] < 0 and outputs[r] > 0 and slack > decode_ns
-            allowance[i] = min(slack, float(tbt_ns[r])) if in_time else float(tbt_ns[r])
+            allowance[i] = min(slack, whole) if in_time else whole
+            if late_gaps[r] >= allowed_late_gaps(max_tokens[r]):
+                allowance[i] *= LAST_CHANCE
 
 
 @dataclass(slots=True)

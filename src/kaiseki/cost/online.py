@@ -13,10 +13,13 @@ _DOUBT = 0.5
 """Standard deviation of the prior, relative to each weight."""
 _DRIFT = 0.005
 """Standard deviation of how much a fully excited weight may move per step, relative."""
+_SPEED_MEMORY = 0.3
+"""Weight of the newest step in the running speed: what slows one step usually slows the next."""
 _QUANTILE = 0.99
 """Share of steps that should stay within prediction * headroom."""
-_QUANTILE_STEP = 0.02
-"""How far one overrun moves the headroom, relative."""
+_KEPT_STEPS = 256
+"""Steps over which that share is counted."""
+_FIRST_HEADROOM = 1.25
 _FLOOR = 1e-3
 """A weight never falls below this part of its prior, or it could not rise again."""
 
@@ -24,11 +27,12 @@ _FLOOR = 1e-3
 class OnlineLinear:
     """Step time as a non-negative linear form of the features, corrected after every step.
 
-    Recursive least squares in its Kalman form (R. E. Kalman, 1960), on relative changes of the weights:
-    what is observed is measured / predicted - 1, and a weight's part in it is its share of the
-    prediction. Both estimate and drift move only where the step's features excite them, so a term that
-    did not occur keeps its value and its certainty. Weights stay positive, which the compiled inversion
-    of the model relies on.
+    Two time scales. Slowly, the weights: recursive least squares in its Kalman form (R. E. Kalman,
+    1960), on relative changes; what is observed is measured / predicted - 1, and a weight's part in it
+    is its share of the prediction. Both estimate and drift move only where the step's features excite
+    them, so a term that did not occur keeps its value and its certainty. Weights stay positive, which
+    the compiled inversion of the model relies on. Quickly, one speed factor for all of them: other
+    programs, clocks and temperature slow everything at once, and for some steps in a row.
 
     Args:
         prior: float64[N_FEATURES], ns per unit of each feature; a zero switches the term off.
@@ -46,38 +50,40 @@ class OnlineLinear:
         self._least = prior * _FLOOR
         self._clip = clip
         self._covariance = np.eye(N_FEATURES) * _DOUBT**2
-        self._headroom = 1.05
+        self._speed = 1.0
+        self._ratios = np.full(_KEPT_STEPS, _FIRST_HEADROOM)
+        self._steps = 0
 
     @property
     def weights(self) -> F64:
-        """float64[N_FEATURES], ns per unit of feature."""
+        """float64[N_FEATURES], ns per unit of feature, at ordinary speed."""
         return self._weights.copy()
 
     def planes(self) -> F64:
-        """float64[1, 1, N_FEATURES]."""
-        return self._weights.reshape(1, 1, -1).copy()
+        """float64[1, 1, N_FEATURES], at the speed of recent steps."""
+        return (self._weights * self._speed).reshape(1, 1, -1)
 
     def headroom(self) -> float:
-        """Running 99 % quantile of measured / predicted, between 1 and 1.5.
+        """99 % quantile of measured / predicted over the last 256 steps, between 1 and 1.5.
 
-        Each step moves it a little, up by as much more for an overrun as overruns should be rarer
-        (stochastic approximation, H. Robbins and S. Monro, 1951).
+        Steps that have not happened yet count as 1.25, so that it starts on the safe side.
         """
-        return self._headroom
+        place = int(_QUANTILE * (_KEPT_STEPS - 1))
+        return float(np.clip(np.partition(self._ratios, place)[place], 1.0, 1.5))
 
     def observe(self, features: F64, measured_ns: int) -> None:
-        """Correct the weights by one measured step."""
+        """Correct the weights and the speed by one measured step."""
         predicted = float(self._weights @ features)
         if predicted <= 0 or measured_ns <= 0:
             return
-        surprise = float(np.clip(measured_ns / predicted, 1 / self._clip, self._clip)) - 1.0
-        over = float(surprise > self._headroom - 1.0)
-        moved = self._headroom + _QUANTILE_STEP * (over - (1.0 - _QUANTILE))
-        self._headroom = min(max(moved, 1.0), 1.5)
+        ratio = float(np.clip(measured_ns / predicted, 1 / self._clip, self._clip))
+        self._ratios[self._steps % _KEPT_STEPS] = ratio / self._speed
+        self._steps += 1
+        self._speed += _SPEED_MEMORY * (ratio - self._speed)
         share = self._weights * features / predicted
         spread = self._covariance @ share
         gain = spread / (float(share @ spread) + _NOISE**2)
-        self._weights = np.maximum(self._weights * np.maximum(1.0 + gain * surprise, 0.1), self._least)
+        self._weights = np.maximum(self._weights * np.maximum(1.0 + gain * (ratio - 1.0), 0.1), self._least)
         self._covariance += np.diag((_DRIFT * share) ** 2) - np.outer(gain, spread)
 
 

@@ -17,7 +17,7 @@ CLASSES = (INTERACTIVE, BATCH)
 
 DOCUMENT_TOKENS = (600, 800)
 """Documents are cut to a length in this range: so alike that one deadline suits them all."""
-OUTPUT_TOKENS = {INTERACTIVE: (24, 64), BATCH: (16, 32)}
+OUTPUT_TOKENS = {INTERACTIVE: (24, 64), BATCH: (8, 16)}
 """Answers have an exact length, uniform in this range, so that the load is the same whoever schedules it."""
 
 Messages = tuple[dict[str, str], ...]

@@ -33,6 +33,8 @@ CLASS_TRAITS: dict[str, dict[str, Any]] = {
 }
 ENGINE = {"dtype": "float32", "threads": 2}
 POOL_TOKENS = 16384
+QUANTUM_TOKENS = 8
+"""A prompt token takes milliseconds on a CPU, so the finest quantum is fine enough."""
 COMMAND = (sys.executable, "-c", "from kaiseki.cli import app; app()")
 """`kaiseki` with the Python that runs this."""
 
@@ -49,7 +51,7 @@ def settings(
     model: str, policy: str, budget: int | None, targets: Mapping[str, Targets] | None
 ) -> dict[str, Any]:
     """The settings of a run, as in a YAML file; without targets the classes promise nothing."""
-    scheduling: dict[str, Any] = {"policy": policy}
+    scheduling: dict[str, Any] = {"policy": policy, "quantum_tokens": QUANTUM_TOKENS}
     if budget is not None:
         scheduling["budget_tokens"] = budget
     classes = {cls: traits | _limits((targets or {}).get(cls)) for cls, traits in CLASS_TRAITS.items()}
