@@ -102,6 +102,7 @@ class KVCheckingEngine(ScriptedEngine):
         self.held: dict[int, list[object]] = defaultdict(lambda: [None] * pool.block_tokens)
         self.names: dict[int, Callable[[int], object]] = {}
         self.void: dict[int, int] = {}
+        self.writing: deque[dict[int, tuple[int, int, object]]] = deque()
         self.decisions: list[Decision] = []
         self.results: list[StepResult] = []
 
@@ -114,6 +115,7 @@ class KVCheckingEngine(ScriptedEngine):
     def execute(self, decision: Decision) -> None:
         super().execute(decision)
         self.decisions.append(decision)
+        self.writing.append({})
         if self.check:
             self._check_content(decision)
 
@@ -127,6 +129,7 @@ class KVCheckingEngine(ScriptedEngine):
         for i, row in enumerate(decision.rows.tolist()):
             start, end, name = int(decision.starts[i]), int(ends[i]), self.names[row]
             script, epoch = self._scripts[row], int(decision.epochs[i])
+            assert end < script.prompt_tokens + script.max_tokens, "computes more than max_tokens needs"
             broken = start <= script.breaks_at < end and row not in self._failed_once
             if self.void.get(row) == epoch:
                 continue  # runs on top of a failed chunk; its result is dropped
@@ -135,6 +138,12 @@ class KVCheckingEngine(ScriptedEngine):
                 assert found == name(p), f"slot {decision.slot}, row {row}: position {p} holds {found}"
             for p in range(start, end):
                 block = int(tables[i, p // page])
+                for others in self.writing:
+                    # Siblings pass a shared block on while one writes behind the other's part of it.
+                    owner = others.get(block, (row, epoch, name(0)))
+                    given = owner[:2] != (row, epoch) and owner[2] != name(0)
+                    assert not given, "a block that a step in flight writes was given away"
+                self.writing[-1][block] = (row, epoch, name(0))
                 assert (block, p % page) not in written, "two rows write to one place"
                 written.add((block, p % page))
                 self.held[block][p % page] = None if broken else name(p)
@@ -144,6 +153,7 @@ class KVCheckingEngine(ScriptedEngine):
     def collect(self) -> StepResult:
         result = super().collect()
         self.results.append(result)
+        self.writing.popleft()
         return result
 
 

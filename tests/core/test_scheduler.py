@@ -20,34 +20,37 @@ def events(bench: Bench, event: Event) -> np.ndarray:
     return records[records["event"] == event]
 
 
-def test_the_champion_is_never_stopped_and_ends_first() -> None:
-    bench = Bench(
-        "fcfs", blocks=20, block_tokens=4, settings=SchedulerSettings(watermark_ratio=1.0), audit=True
-    )
-    bench.run([job(f"r{i}", 15, 40) for i in range(5)])
+def test_the_champion_is_never_stopped_though_stopping_it_would_cost_least() -> None:
+    bench = Bench("kaiseki", blocks=40, block_tokens=4, audit=True)
+    # The oldest holds most blocks, so its loss per block freed is the smallest.
+    bench.run([job("oldest", 80, 40), *(job(f"r{i}", 8, 60, START_NS + MS) for i in range(5))])
     bench.check_end()
     assert events(bench, Event.PREEMPTED).size > 0, "the pool was meant to be too small"
-    story = bench.driver.history.story("r0")
+    story = bench.driver.history.story("oldest")
     assert story is not None and story.ending is not None and story.ending.preemptions == 0
 
 
 def test_a_purchased_row_may_be_the_parent_of_a_waiting_fork() -> None:
     """The fork can't share what its sibling has just lost; it must compute the prompt itself."""
-    settings = SchedulerSettings(max_batch_size=2, slo_lambda=100.0, fairness_window=1)
-    bench = Bench("kaiseki", settings=settings, block_tokens=4, audit=True)
-    ids = prompt_ids(0, 0, 1, 50)
+    settings = SchedulerSettings(slo_lambda=100.0, fairness_window=1)
+    bench = Bench("kaiseki", blocks=40, block_tokens=4, settings=settings, audit=True)
+    ids = prompt_ids(0, 0, 1, 80)
     bench.prompts.update({"parent": ids, "fork": ids})
-    parent = job("parent", 50, 60, cls=LOOSE)
     jobs = [
-        job("first", 20, 80, cls=LOOSE),
-        parent,
-        job("fork", 50, 10, START_NS + 30 * MS, cls=LOOSE, fork_of="parent"),
-        job("urgent", 40, 10, START_NS + 60 * MS, cls=URGENT),
+        job("first", 40, 40, cls=LOOSE),
+        job("parent", 80, 40, cls=LOOSE),
+        # By now live blocks are at the watermark: the fork waits beside the one who buys.
+        job("fork", 80, 10, START_NS + 24 * MS, cls=LOOSE, fork_of="parent"),
+        job("urgent", 20, 10, START_NS + 27 * MS, cls=URGENT),
     ]
     bench.run(jobs)
     bench.check_end()
+    history = bench.driver.history
     bought = events(bench, Event.PREEMPTED)
-    assert (bought["reason"] == Reason.PURCHASED).any()
+    bought = bought[bought["reason"] == Reason.PURCHASED]
+    assert [history.name_of(int(seq)) for seq in bought["seq"]] == ["parent"]
+    passed = events(bench, Event.PASSED_OVER)
+    assert "fork" in [history.name_of(int(seq)) for seq in passed["seq"]], "the fork was meant to wait"
     assert all(s.outcome == Outcome.COMPLETED for s in bench.served.values())
 
 

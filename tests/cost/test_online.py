@@ -44,6 +44,16 @@ def test_what_did_not_occur_keeps_its_weight() -> None:
     assert moved[0] > 1.2 and moved[F_DECODES] > 1.05
 
 
+def test_what_did_not_occur_keeps_its_certainty() -> None:
+    rng, model = np.random.default_rng(2), OnlineLinear(TRUE)
+    before = model._covariance[F_TOKENS, F_TOKENS]
+    for _ in range(300):
+        f = step(rng, prefill=False)
+        model.observe(f, int(TRUE @ f))
+    assert model._covariance[F_TOKENS, F_TOKENS] == before
+    assert model._covariance[F_DECODES, F_DECODES] != before
+
+
 def test_it_follows_a_card_that_slows_down() -> None:
     rng, model = np.random.default_rng(3), OnlineLinear(TRUE)
     for slow in (1.0, 1.5):
