@@ -19,7 +19,7 @@ PREFILL = 3
 BLOCKED = 4  # in flight on an engine that takes disjoint rows
 
 
-LAST_CHANCE = 0.85
+LAST_CHANCE = 0.8
 """Part of its allowance that a slot may use when one more late gap loses the request."""
 
 

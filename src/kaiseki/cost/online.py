@@ -64,12 +64,12 @@ class OnlineLinear:
         return (self._weights * self._speed).reshape(1, 1, -1)
 
     def headroom(self) -> float:
-        """99 % quantile of measured / predicted over the last 256 steps, between 1 and 1.5.
+        """99 % quantile of measured / predicted over the last 256 steps, between 1 and 2.
 
         Steps that have not happened yet count as 1.25, so that it starts on the safe side.
         """
         place = int(_QUANTILE * (_KEPT_STEPS - 1))
-        return float(np.clip(np.partition(self._ratios, place)[place], 1.0, 1.5))
+        return float(np.clip(np.partition(self._ratios, place)[place], 1.0, 2.0))
 
     def observe(self, features: F64, measured_ns: int) -> None:
         """Correct the weights and the speed by one measured step."""
