@@ -64,6 +64,20 @@ def test_it_follows_a_card_that_slows_down() -> None:
     assert abs(float(model.weights @ f) / (1.5 * TRUE @ f) - 1) < 0.05
 
 
+def test_a_few_slow_steps_in_a_row_slow_the_next_prediction_and_no_longer_than_they_last() -> None:
+    rng, model = np.random.default_rng(5), OnlineLinear(TRUE)
+    f = step(rng)
+
+    def run(factor: float, steps: int) -> float:
+        for _ in range(steps):
+            model.observe(f, int(TRUE @ f * factor))
+        return float(model.planes()[0, 0] @ f / (TRUE @ f))
+
+    assert abs(run(1.0, 100) - 1.0) < 0.02
+    assert run(1.6, 6) > 1.4
+    assert run(1.0, 12) < 1.2
+
+
 def test_one_wild_step_counts_as_a_few_times_its_prediction() -> None:
     f = np.array([1, 10, 0, 0, 5000.0, 0, 0])
     wild, clipped = OnlineLinear(TRUE, clip=4.0), OnlineLinear(TRUE, clip=4.0)
@@ -79,7 +93,8 @@ def test_weights_stay_positive_and_finite(steps: list[tuple[int, int, int]]) -> 
         f = np.array([1, decodes, tokens > 0, tokens, 10.0 * decodes, 5.0 * tokens, 0], np.float64)
         model.observe(f, measured)
         assert (model.weights > 0).all() and np.isfinite(model.weights).all()
-        assert 1.0 <= model.headroom() <= 1.5
+        assert 1.0 <= model.headroom() <= 2.0
+        assert np.isfinite(model.planes()).all() and (model.planes() > 0).all()
 
 
 def test_terms_switched_off_stay_off() -> None:
