@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,3 +64,9 @@ def test_the_example_ages_what_waits() -> None:
     bench.submit(job("new short", 250, 1, START_NS + 2 * 10**9))
     bench.run()
     assert bench.served["old long"].times_ns[0] <= bench.served["new short"].times_ns[0]
+
+
+def test_every_setting_of_a_policy_is_documented() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "policies.md").read_text(encoding="utf-8")
+    for field in dataclasses.fields(Policy):
+        assert f"| `{field.name}` |" in page, field.name
