@@ -186,7 +186,8 @@ def test_a_client_that_hangs_up_frees_its_blocks(served: Served, monkeypatch: py
     url = f"{served.url}/v1/completions"
     headers = {"authorization": "Bearer acme"}
     with httpx.stream("POST", url, json=body | {"stream": True}, headers=headers, timeout=60) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # kept: a forgotten iterator closes the connection
+        next(lines)
         assert not served.idle()
     until(served.idle)
     request_id = response.headers["x-kaiseki-request-id"]
