@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from collections.abc import Callable
 from types import FrameType
 
@@ -39,6 +40,14 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+SWITCH_S = 0.0005
+"""How long the event loop may hold the interpreter while the engine waits for it.
+
+The engine takes the interpreter again after every tensor operation, hundreds of times a step; at
+Python's default of 5 ms, one busy moment of the loop makes a step late by a multiple of that.
+"""
+
+
 class DrainingServer(uvicorn.Server):
     """Ends in order: on the first SIGTERM or SIGINT new requests get a 503, and open ones may finish.
 
@@ -60,6 +69,7 @@ class DrainingServer(uvicorn.Server):
             timeout_graceful_shutdown=int(GRACE_S),
         )
         super().__init__(config)
+        sys.setswitchinterval(SWITCH_S)
         self._app = app
         self._drain_s = drain_s
         self._on_ready = on_ready
