@@ -94,6 +94,21 @@ class TestGrowth:
         compute(pool, 2, TEXT[50:80])
         assert (table == before).all()
 
+    def test_padding_is_written(self, monkeypatch):
+        pool = pool_of(8)
+        for row, size in ((0, 3), (1, 9)):
+            compute(pool, row, OTHER[row : row + size])
+        monkeypatch.setattr(np, "empty", lambda shape, dtype: np.full(shape, 99, dtype))
+        assert pool.tables(i32(1, 0), i32(9, 3))[1].tolist() == [blocks_of(pool, 0, 3)[0], 0, 0]
+
+    def test_no_more_is_committed_than_there_are_blocks_for(self):
+        pool = pool_of(8)
+        pool.register(0, chain_hashes(TEXT, 4))
+        pool.reserve(i32(0), i32(0), i32(4))
+        pool.commit(i32(0), i32(100))
+        pool.check()
+        assert cached(pool, TEXT) == 4
+
     def test_a_table_is_not_made_up(self):
         pool = pool_of(8)
         compute(pool, 0, TEXT[:4])
