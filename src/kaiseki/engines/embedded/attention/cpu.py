@@ -21,6 +21,8 @@ from kaiseki.engines.embedded.batch import Batch
 
 SHORT_CHUNK = 4
 """Chunks up to this many tokens are attended token by token."""
+SERIAL_TOKENS = 16
+"""Up to this many tokens, waking other threads takes longer than writing all K and V on one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,8 @@ class CpuAttention:
     ) -> torch.Tensor:
         """See `AttentionBackend`."""
         keys, values = self._views[layer]
-        kernels.store(_view(key), _view(value), keys, values, plan.slots)
+        store = kernels.store if plan.slots.size <= SERIAL_TOKENS else kernels.store_parallel
+        store(_view(key), _view(value), keys, values, plan.slots)
         wide = query.float().contiguous()
         out = torch.empty_like(wide)
         if plan.tokens.size:

@@ -164,17 +164,29 @@ def attend_group(
         first += block_tokens
 
 
-@kernel(parallel=True)
+@kernel()
+def store_token(new_key: Pool, new_value: Pool, keys: Pool, values: Pool, slot: int) -> None:
+    """Write one token's [kv_heads, head_dim] into a layer's pool."""
+    block = slot // keys.shape[2]
+    offset = slot % keys.shape[2]
+    for h in range(keys.shape[1]):
+        for d in range(keys.shape[3]):
+            keys[block, h, offset, d] = new_key[h, d]
+            values[block, h, offset, d] = new_value[h, d]
+
+
+@kernel()
 def store(new_keys: Pool, new_values: Pool, keys: Pool, values: Pool, slots: I64) -> None:
     """Write [T, kv_heads, head_dim] into a layer's pool, token i at slots[i]."""
-    block_tokens = keys.shape[2]
+    for i in range(slots.shape[0]):
+        store_token(new_keys[i], new_values[i], keys, values, slots[i])
+
+
+@kernel(parallel=True)
+def store_parallel(new_keys: Pool, new_values: Pool, keys: Pool, values: Pool, slots: I64) -> None:
+    """`store` on all threads; apart, since Numba's cache can't tell two compilations of one function."""
     for i in prange(slots.shape[0]):
-        block = slots[i] // block_tokens
-        offset = slots[i] % block_tokens
-        for h in range(keys.shape[1]):
-            for d in range(keys.shape[3]):
-                keys[block, h, offset, d] = new_keys[i, h, d]
-                values[block, h, offset, d] = new_values[i, h, d]
+        store_token(new_keys[i], new_values[i], keys, values, slots[i])
 
 
 @kernel(parallel=True)
