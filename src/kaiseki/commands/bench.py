@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -33,14 +32,14 @@ def bench_engine(
 
     Example: kaiseki bench engine --peer vllm:/opt/vllm/bin/python --json engine.json
     """
-    # Read by OpenMP when it is loaded: idle threads that spin would slow down the other engine.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from rich.console import Console
 
     from kaiseki.bench.engine import run
     from kaiseki.bench.peer import PeerFailed
+    from kaiseki.engines.openmp import spin_briefly
     from kaiseki.models import ModelError, resolve_model, terminal_progress
 
+    spin_briefly()
     try:
         with terminal_progress() as progress:
             document = run(resolve_model(model, progress=progress), peer, threads, rounds, progress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,7 +35,9 @@ def serve(
     Example: kaiseki serve --model smollm2-135m-instruct --port 8000
     """
     from kaiseki.config import ConfigError
+    from kaiseki.engines.openmp import spin_briefly
 
+    spin_briefly()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
         settings = _settings(config, model, policy, host, port)
@@ -91,6 +94,9 @@ def _run(settings: Settings) -> None:
                 stack = build(settings, progress)
         except SetupError as error:
             fail(str(error))
+        # What is loaded stays: looking through it for garbage would stop a step for a quarter second.
+        gc.collect()
+        gc.freeze()
         app = create_app(stack.driver, stack.text, settings, stack.backlog)
         url = url_of(listener)
         ready = DrainingServer(app, server.drain_s, lambda: print(f"Kaiseki serves at {url}", flush=True))

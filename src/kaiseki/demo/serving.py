@@ -97,8 +97,7 @@ async def serve(wanted: Mapping[str, Any]) -> AsyncIterator[str]:
 
 
 def _start(command: list[str], log: Path) -> subprocess.Popen[bytes]:
-    # Idle OpenMP threads that spin would take the processor from the client.
-    quiet = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+    quiet = {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
     with log.open("wb") as out:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=os.environ | quiet
