@@ -12,8 +12,8 @@ from kaiseki.core.costs import (
     fit_prefill,
     gradient_ns,
     lone_rates,
-    marginal_ns,
     predict_ns,
+    share_ns,
 )
 from kaiseki.core.protocols import F_CHUNKS, F_CONTEXT, F_DECODES, F_PAIRS, F_PREFIX, F_TOKENS, N_FEATURES
 
@@ -24,6 +24,24 @@ planes = st.integers(1, 3).flatmap(
     )
 )
 chunks = st.lists(st.tuples(st.booleans(), st.integers(0, 5000), st.integers(1, 500)), max_size=6)
+
+
+def longest(planes: np.ndarray, features: np.ndarray, start: int, most: int, limit: float) -> int:
+    return fit_prefill(planes, features, np.empty(N_FEATURES), float(start), most, limit)
+
+
+def slope_at(planes: np.ndarray, features: np.ndarray) -> np.ndarray:
+    slope = np.empty(N_FEATURES)
+    gradient_ns(planes, features, slope)
+    return slope
+
+
+def marginal_ns(
+    planes: np.ndarray, features: np.ndarray, decode: np.ndarray, start: np.ndarray, chunk: np.ndarray
+) -> np.ndarray:
+    slope = slope_at(planes, features)
+    parts = zip(decode.tolist(), start.tolist(), chunk.tolist(), strict=True)
+    return np.array([share_ns(slope, d, s, c) for d, s, c in parts])
 
 
 def features_of(parts: list[tuple[bool, int, int]]) -> np.ndarray:
@@ -58,7 +76,7 @@ def test_the_longest_chunk_that_fits_is_exact(
     planes: np.ndarray, before: list[tuple[bool, int, int]], start: int, most: int, limit: float
 ) -> None:
     features = features_of(before)
-    fits = fit_prefill(planes, features, float(start), most, limit)
+    fits = longest(planes, features, start, most, limit)
 
     def cost(tokens: int) -> float:
         trial = features.copy()
@@ -78,7 +96,7 @@ def test_the_slope_is_that_of_the_active_planes(
 ) -> None:
     assume(parts)
     features = features_of(parts)
-    slope = gradient_ns(planes, features)
+    slope = slope_at(planes, features)
     assert np.isclose(slope @ features, predict_ns(planes, features), rtol=1e-9)
     assert (slope >= 0).all()
 

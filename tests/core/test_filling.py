@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kaiseki.core.costs import predict_ns
+from kaiseki.core.entries import ENTRY
 from kaiseki.core.filling import (
     L_ADMISSION,
     L_BLOCKS,
@@ -15,6 +16,16 @@ from kaiseki.core.filling import (
     L_STARVING,
     L_TOKENS,
     N_LIMITS,
+    N_RULES,
+    R_BLOCK,
+    R_BOUND_NS,
+    R_CHAMPION,
+    R_CHUNKED,
+    R_HARD_LAG,
+    R_HEADROOM,
+    R_LAG,
+    R_QUANTUM,
+    R_STRICT,
     fill,
     no_features,
 )
@@ -67,30 +78,27 @@ def offer(
     chunked: bool = True,
     strict: bool = False,
     lag: float = np.inf,
+    hard_lag: float = np.inf,
+    champion: int = -1,
     counter: list[float] | None = None,
     weight: list[float] | None = None,
 ) -> Filled:
-    n = len(entries)
-
-    def column(name: str, dtype: type) -> np.ndarray:
-        return np.array([getattr(e, name) for e in entries], dtype)
-
-    whole = np.array([-(-(e.start + e.need) // BLOCK) - -(-e.start // BLOCK) + e.copy for e in entries])
-    chunk, reason, short = np.zeros(n, np.int32), np.zeros(n, np.int32), np.zeros(n)
+    given = np.zeros(len(entries), ENTRY)
+    for name in ("decode", "waiting", "start", "need", "pins", "copy", "tenant"):
+        given[name] = [getattr(e, name) for e in entries]
+    given["row"], given["open"] = np.arange(len(entries)), True
+    given["whole"] = [-(-(e.start + e.need) // BLOCK) - -(-e.start // BLOCK) + e.copy for e in entries]
     limits = np.zeros(N_LIMITS)
     limits[[L_TOKENS, L_ROWS, L_BLOCKS, L_ADMISSION]] = tokens, rows, blocks, admission
     limits[[L_STARVING, L_SOLE]] = starving, sole
+    rules = np.zeros(N_RULES)
+    rules[[R_HEADROOM, R_BOUND_NS, R_QUANTUM, R_BLOCK]] = headroom, bound_ns, quantum, BLOCK
+    rules[[R_CHUNKED, R_STRICT, R_LAG, R_HARD_LAG, R_CHAMPION]] = chunked, strict, lag, hard_lag, champion
     features, counters = no_features(), np.array(counter or [0.0, 0.0, 0.0])
-    fill(
-        column("decode", bool), column("waiting", bool), column("start", np.int32), column("need", np.int32),
-        column("pins", np.int32), column("copy", np.int32), whole.astype(np.int32),
-        column("tenant", np.int32),
-        chunk, reason, short, features, PLANES, headroom, bound_ns, limits, quantum, BLOCK, chunked, strict,
-        counters, np.array(weight or [1.0, 1.0, 1.0]), lag,
-    )  # fmt: skip
-    return Filled(
-        chunk.tolist(), [Reason(r) for r in reason.tolist()], short.tolist(), features, limits, counters
-    )
+    weights, more = np.array(weight or [1.0, 1.0, 1.0]), np.zeros(3, np.int32)
+    fill(given, features, no_features(), PLANES, rules, limits, counters, weights, more)
+    reasons = [Reason(r) for r in given["reason"].tolist()]
+    return Filled(given["chunk"].tolist(), reasons, given["short"].tolist(), features, limits, counters)
 
 
 def test_without_limits_everybody_gets_all() -> None:

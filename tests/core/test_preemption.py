@@ -32,8 +32,7 @@ def view(lone_s: float = 0.1, **columns: list[float] | float) -> View:
     rows = i32(*(table.take() for _ in range(n)))
     for name, values in columns.items():
         getattr(table, name)[rows] = values
-    lone = np.full(n, lone_s * S)
-    return View(table, rows, np.zeros(n, np.int32), lone, lone)
+    return View(table, rows, np.zeros(n, np.int32), lone_s * S, 0.0, lone_s * S, 0.0)
 
 
 @given(st.lists(st.integers(0, 5), max_size=8), st.integers(1, 12))

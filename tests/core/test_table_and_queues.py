@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kaiseki.core.queues import Waiting
-from kaiseki.core.table import RequestTable, State, View
+from kaiseki.core.table import ROW, RequestTable, State, View
 
 
 def i32(*values: int) -> np.ndarray:
@@ -29,9 +29,9 @@ def test_running_rows_are_those_in_state_running(steps: list[tuple[str, int]]) -
             if what == "run" and not running:
                 table.start_running(i32(row))
             elif what == "stop" and running:
-                table.stop_running(row, State.WAITING)
+                table.stop_running(i32(row), State.WAITING)
             elif what == "recycle" and not running:
-                table.recycle(row)
+                table.recycle(i32(row))
                 taken.remove(row)
         assert sorted(table.running_rows().tolist()) == np.flatnonzero(table.state == State.RUNNING).tolist()
         assert table.open_rows == len(taken)
@@ -40,16 +40,16 @@ def test_running_rows_are_those_in_state_running(steps: list[tuple[str, int]]) -
 def test_a_recycled_row_is_as_new_but_for_its_epoch() -> None:
     table = RequestTable(1)
     row = table.take()
-    for name, dtype, _ in RequestTable._DEFAULTS:
+    new = table.records[row].item()
+    for name in ROW.names or ():
         if name not in ("state", "epoch"):
-            getattr(table, name)[row] = dtype(1)
+            getattr(table, name)[row] = 1
     before = int(table.epoch[row])
-    table.recycle(row)
+    table.recycle(i32(row))
     again = table.take()
     assert again == row and table.epoch[row] > before
-    for name, _, default in RequestTable._DEFAULTS:
-        if name != "epoch":
-            assert getattr(table, name)[row] == default, name
+    table.epoch[row] = 0
+    assert table.records[row].item() == new
 
 
 def test_growing_keeps_what_was_there() -> None:
@@ -65,9 +65,12 @@ def test_growing_keeps_what_was_there() -> None:
 def test_a_view_reads_columns_of_its_rows() -> None:
     table = RequestTable(4)
     table.prompt[:] = [1, 2, 3, 4]
-    lone = np.array([1.0, 2.0])
-    view = View(table, i32(3, 1), i32(0, 0), lone, lone)
+    table.outputs[:] = 1
+    table.min_tokens[:] = [0, 4, 0, 8]
+    view = View(table, i32(3, 1), i32(10, 0), 100.0, 2.0, 7.0, 3.0)
     assert view.prompt.tolist() == [4, 2]
+    assert view.lone_ns.tolist() == [120.0, 100.0]
+    assert view.paced_ns.tolist() == [10 * 3 + 6 * 7, 2 * 7]
 
 
 def waiting_rows(prompts: list[int], tenants: list[int]) -> tuple[RequestTable, Waiting, np.ndarray]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from kaiseki.core.applying import TOKEN
 from kaiseki.core.reasons import Finish, Outcome, Reason
 from kaiseki.observe.exposition import expose
 from kaiseki.observe.metrics import GAP_S, Bins
@@ -36,16 +37,9 @@ def i32(*values: int) -> np.ndarray:
 
 
 def apply(bins: Bins, gaps: np.ndarray, tenant: np.ndarray, cls: np.ndarray) -> None:
-    none = i32()
-    bins.on_apply(
-        slot_s=0.05,
-        first_ttft_s=np.empty(0),
-        first_tenant=none,
-        first_class=none,
-        gaps_s=gaps,
-        gap_tenant=tenant,
-        gap_class=cls,
-    )
+    tokens = np.zeros(gaps.size, TOKEN)
+    tokens["ns"], tokens["tenant"], tokens["cls"] = gaps * 1e9, tenant, cls
+    bins.on_apply(0.05, tokens)
 
 
 def end(bins: Bins, outcome: Outcome, *, finish: Finish = Finish.NONE, reason: Reason = Reason.NONE) -> None:

@@ -6,100 +6,154 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kaiseki.core.decision import F64, I32, I64, Bool, Decision, StepResult
+from kaiseki.core.decision import I8, I32, Bool, StepResult
+from kaiseki.core.jit import kernel
 from kaiseki.core.lifecycle import Lifecycle
 from kaiseki.core.reasons import Event, Finish, Outcome, Reason
-from kaiseki.core.table import State
+from kaiseki.core.starting import InFlight, recharge
+from kaiseki.core.table import Records, State
 
+_RUNNING = int(State.RUNNING)
 
-@dataclass(slots=True)
-class InFlight:
-    """A decision whose result has not come yet.
+# What became of a chunk.
+STALE = 0  # its request was stopped or ended meanwhile
+WORKED = 1
+FIRST = 2  # worked, and gave the first token
+LATER = 3  # worked, and gave further tokens
+FAILED = 4
 
-    Attributes:
-        decision: the decision.
-        features: float64[N_FEATURES] of its chunk set.
-        shares: float64[n], predicted marginal cost of each chunk, ns.
-    """
-
-    decision: Decision
-    features: F64
-    shares: F64
+TOKEN = np.dtype(
+    [
+        ("tenant", np.int32),
+        ("cls", np.int32),
+        ("first", np.bool_),  # the request's first, `ns` since its arrival; otherwise since its last token
+        ("ns", np.float64),
+    ],
+    align=True,
+)
 
 
 @dataclass(slots=True)
 class Applied:
-    """What a step changed, as arrays for metrics; parallel within each group.
+    """What a step changed, for metrics and for whoever passes tokens on.
 
-    first_*: rows that got their first token (ttft in ns). gap_*: further tokens (gap in ns).
-    emitted: bool[n] over the step's rows, whose new tokens count.
+    Attributes:
+        emitted: bool[n] over the step's rows, those whose new tokens count.
+        tokens: TOKEN[m], one per row that got tokens.
     """
 
-    first_ttft_ns: I64
-    first_tenant: I32
-    first_cls: I32
-    gap_ns: I64
-    gap_tenant: I32
-    gap_cls: I32
     emitted: Bool
+    tokens: Records
+
+
+@kernel
+def take_results(
+    records: Records,
+    rows: I32,
+    epochs: I32,
+    new_tokens: I32,
+    failed: Bool,
+    starts: I32,
+    tokens: I32,
+    samples: Bool,
+    slot: int,
+    ended_ns: int,
+    became: I8,
+    done: I32,
+    confirmed: I32,
+    gaps: Records,
+) -> tuple[int, int]:
+    """Bring rows up to date. Fills `became` (per chunk), and one record per token-giving row in `gaps`.
+
+    `done`, `confirmed`: rows that worked, and how many of their positions now hold computed KV.
+    Returns how many rows worked, and how many gave tokens.
+    """
+    n_done, n_gaps = 0, 0
+    for i in range(rows.size):
+        row = records[rows[i]]
+        if row["epoch"] != epochs[i] or row["state"] != _RUNNING:
+            became[i] = STALE
+            continue
+        if failed[i]:
+            became[i] = FAILED
+            continue
+        became[i] = WORKED
+        row["confirmed"] = max(row["confirmed"], starts[i] + tokens[i])
+        row["pending"] -= samples[i]
+        if row["inflight_slot"] == slot:
+            row["inflight_slot"] = -1
+        done[n_done] = rows[i]
+        confirmed[n_done] = row["confirmed"]
+        n_done += 1
+        if new_tokens[i] <= 0:
+            continue
+        first = row["outputs"] == 0
+        became[i] = FIRST if first else LATER
+        gap = ended_ns - (row["arrival_ns"] if first else row["last_token_ns"])
+        if first:
+            row["first_token_ns"] = ended_ns
+        else:
+            row["late_gaps"] += gap > row["tbt_ns"]
+        row["outputs"] += new_tokens[i]
+        row["last_token_ns"] = ended_ns
+        token = gaps[n_gaps]
+        token["tenant"] = row["tenant"]
+        token["cls"] = row["cls"]
+        token["first"] = first
+        token["ns"] = float(gap)
+        n_gaps += 1
+    return n_done, n_gaps
 
 
 def apply_step(life: Lifecycle, flight: InFlight, result: StepResult) -> Applied:
     """Take in what a step did. Results of rows that were preempted or ended meanwhile are dropped."""
-    t, d, rows = life.table, flight.decision, result.rows
-    valid = (t.epoch[rows] == result.epochs) & (t.state[rows] == State.RUNNING)
-    measured = float(result.ended_ns - result.started_ns)
-    charged = life.fairness.charge(t.tenant[rows[valid]], flight.shares[valid], measured)
-    t.service_ns[rows[valid]] += charged
-    good = valid & ~result.failed
-    done = rows[good]
-    t.confirmed[done] = np.maximum(t.confirmed[done], d.starts[good] + d.tokens[good])
-    t.pending[done] -= d.samples[good]
-    landed = done[t.inflight_slot[done] == result.slot]
-    t.inflight_slot[landed] = -1
-    applied = _count_tokens(life, done, result.new_tokens[good], result.ended_ns)
-    applied.emitted = good & (result.new_tokens > 0)
-    life.kv.commit(done, t.confirmed[done])
-    _end_finished(life, good, result)
-    _end_failed(life, valid & result.failed, result)
-    life.prompts_done(result.ended_ns)
-    return applied
-
-
-def _count_tokens(life: Lifecycle, rows: I32, new: I32, ended_ns: int) -> Applied:
-    """Advance outputs, stamp first tokens, judge gaps."""
-    t = life.table
-    got = rows[new > 0]
-    first = got[t.outputs[got] == 0]
-    later = got[t.outputs[got] > 0]
-    gaps = ended_ns - t.last_token_ns[later]
-    t.late_gaps[later] += gaps > t.tbt_ns[later]
-    t.first_token_ns[first] = ended_ns
-    t.outputs[rows] += new
-    t.last_token_ns[got] = ended_ns
-    life.trace.note(life.slot, ended_ns, t.seq[first], Event.FIRST_TOKEN, Reason.NONE)
-    return Applied(
-        first_ttft_ns=ended_ns - t.arrival_ns[first],
-        first_tenant=t.tenant[first],
-        first_cls=t.cls[first],
-        gap_ns=gaps,
-        gap_tenant=t.tenant[later],
-        gap_cls=t.cls[later],
-        emitted=np.empty(0, np.bool_),
+    t, d, r = life.table, flight.decision, result
+    n = r.rows.size
+    became = np.empty(n, np.int8)
+    done, confirmed = np.empty(n, np.int32), np.empty(n, np.int32)
+    gaps: Records = np.empty(n, TOKEN)
+    worked, gave = take_results(
+        t.records, r.rows, r.epochs, r.new_tokens, r.failed, d.starts, d.tokens, d.samples,
+        r.slot, r.ended_ns, became, done, confirmed, gaps,
+    )  # fmt: skip
+    measured = float(r.ended_ns - r.started_ns)
+    fair = life.fairness
+    recharge(
+        t.records,
+        became != STALE,
+        r.rows,
+        flight.tenants,
+        flight.charged,
+        measured,
+        fair.counter,
+        fair.weight,
     )
+    fair.observe_slot(measured)
+    first = r.rows[became == FIRST]
+    life.trace.note(life.slot, r.ended_ns, t.seq[first], Event.FIRST_TOKEN, Reason.NONE)
+    life.kv.commit(done[:worked], confirmed[:worked])
+    _end_finished(life, became, result)
+    if r.failed.any():
+        _end_failed(life, became == FAILED, result)
+    life.prompts_done(r.ended_ns)
+    return Applied((became == FIRST) | (became == LATER), gaps[:gave])
 
 
-def _end_finished(life: Lifecycle, good: Bool, result: StepResult) -> None:
+def _end_finished(life: Lifecycle, became: I8, result: StepResult) -> None:
     t, rows = life.table, result.rows
-    ended = good & ((result.finish != Finish.NONE) | (t.outputs[rows] >= t.max_tokens[rows]))
-    for i in np.flatnonzero(ended):
-        finish = Finish(int(result.finish[i])) or Finish.LENGTH
-        life.end(int(rows[i]), Outcome.COMPLETED, Reason.NONE, result.ended_ns, finish)
+    worked = (became >= WORKED) & (became <= LATER)
+    ended = np.flatnonzero(
+        worked & ((result.finish != Finish.NONE) | (t.outputs[rows] >= t.max_tokens[rows]))
+    )
+    if ended.size:
+        finishes = [Finish(f) or Finish.LENGTH for f in result.finish[ended].tolist()]
+        life.end_all(rows[ended], Outcome.COMPLETED, Reason.NONE, result.ended_ns, finishes)
 
 
 def _end_failed(life: Lifecycle, failed: Bool, result: StepResult) -> None:
     again = result.rows[failed & result.retryable]
     if again.size:
         life.preempt(again, Event.RETRIED, Reason.ENGINE_ERROR, result.ended_ns)
-    for row in result.rows[failed & ~result.retryable]:
-        life.end(int(row), Outcome.FAILED, Reason.ENGINE_ERROR, result.ended_ns)
+    life.end_all(
+        result.rows[failed & ~result.retryable], Outcome.FAILED, Reason.ENGINE_ERROR, result.ended_ns
+    )

@@ -1,123 +1,136 @@
-"""Composing a slot: which entries are offered a grant, in which order, and within which limits."""
+"""Composing a slot: in which order entries are offered a grant, and how long the slot may last."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from kaiseki.core.decision import F64, I32, Bool
-from kaiseki.core.filling import Entries
+from kaiseki.core.decision import F64, I64
+from kaiseki.core.entries import ENTRY
+from kaiseki.core.jit import kernel
 from kaiseki.core.policy import Order, Policy
 from kaiseki.core.requests import NEVER_NS
-from kaiseki.core.scan import BOUND_DECODE, DECODE, PREFILL, Scan
-from kaiseki.core.table import RequestTable
+from kaiseki.core.scan import N_BOUND, N_DECODES, Scan
+from kaiseki.core.table import Records, RequestTable
+
+_FIRST, _EARLY, _DECODES, _LATE = 0.5, 1.0, 2.0, 3.0
+"""Phases in which prefills and waiting entries come; `_DECODES` is that of decodes that don't bind."""
 
 
-def entries_of(table: RequestTable, found: Scan, new: Entries, block: int) -> Entries:
-    """Running rows that can do something, then the waiting candidates, as one set of entries."""
-    able = (found.kind == DECODE) | (found.kind == BOUND_DECODE) | (found.kind == PREFILL)
-    rows = found.rows[able]
-    n = rows.size
-    start = table.computed[rows]
-    zeros = np.zeros(n, np.int32)
-    copy = (table.shared_tail[rows] & (start % block != 0)).astype(np.int32)
-    return Entries(
-        rows=np.concatenate([rows, new.rows]),
-        decode=np.concatenate([found.kind[able] != PREFILL, new.decode]),
-        waiting=np.concatenate([np.zeros(n, np.bool_), new.waiting]),
-        start=np.concatenate([start, new.start]),
-        need=np.concatenate([found.need[able], new.need]),
-        pins=np.concatenate([zeros, new.pins]),
-        copy=np.concatenate([copy, new.copy]),
-        whole=np.concatenate([zeros, new.whole]),
-        tenant=np.concatenate([table.tenant[rows], new.tenant]),
-        chunk=np.zeros(n + new.rows.size, np.int32),
-        reason=np.zeros(n + new.rows.size, np.int32),
-        short=np.zeros(n + new.rows.size),
-    )
+def arrange(
+    table: RequestTable, running: Records, others: Records, found: Scan, phase: F64, score: F64
+) -> Records:
+    """Entries in the order of a slot whose decodes all fit, so that their own order does not matter.
+
+    Args:
+        table: the request table.
+        running: see `entries.running_entries`.
+        others: prefills and waiting candidates.
+        found: the scan that `running` was made from.
+        phase, score: float64, parallel to `others`.
+    """
+    order = np.lexsort((table.seq[others["row"]], score, phase))
+    out: Records = np.empty(int(found.counts[N_DECODES]) + others.size, ENTRY)
+    merge(running, others, int(found.counts[N_BOUND]), int(found.counts[N_DECODES]), order, phase, out)
+    return out
 
 
-def reorder(entries: Entries, order: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Entries:
-    """The same entries in another order."""
-    e = entries
-    return Entries(
-        e.rows[order],
-        e.decode[order],
-        e.waiting[order],
-        e.start[order],
-        e.need[order],
-        e.pins[order],
-        e.copy[order],
-        e.whole[order],
-        e.tenant[order],
-        e.chunk[order],
-        e.reason[order],
-        e.short[order],
-    )
+@kernel
+def merge(
+    running: Records, others: Records, bound: int, decodes: int, order: I64, phase: F64, out: Records
+) -> None:
+    """Write binding decodes, then the others in `order` up to the decodes' phase, more decodes, the rest."""
+    at, k = 0, 0
+    for i in range(bound):
+        out[at] = running[i]
+        at += 1
+    while k < order.size and phase[order[k]] < _DECODES:
+        out[at] = others[order[k]]
+        at, k = at + 1, k + 1
+    for i in range(bound, decodes):
+        out[at] = running[i]
+        at += 1
+    while k < order.size:
+        out[at] = others[order[k]]
+        at, k = at + 1, k + 1
 
 
-def order_of(
-    policy: Policy,
-    table: RequestTable,
-    entries: Entries,
-    bound: Bool,
-    scores: F64,
-    first: int,
-    max_passes: int,
-    roomy: bool,
-) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
-    """Permutation in which entries are offered a grant.
+def phases_of_prefills(
+    policy: Policy, table: RequestTable, others: Records, first: int, max_passes: int
+) -> F64:
+    """float64[n]: whether prefills and waiting entries come before the decodes that don't bind, or after.
 
     Args:
         policy: its `order` and `running_first` are honoured.
         table: the request table.
-        entries: see `entries_of`.
-        bound: bool[n], decodes whose TBT bounds the slot.
-        scores: float64[n], the policy's order among prefills, smaller first.
+        others: entries that are no decodes.
         first: row that follows right after the decodes that bind, as a purchase was made for it; or -1.
-        max_passes: candidates passed over this often come first among those waiting.
-        roomy: all decodes fit, so their order among themselves does not matter.
+        max_passes: candidates passed over this often come first.
     """
-    rows, decode, waiting = entries.rows, entries.decode, entries.waiting
+    phase = np.empty(others.size)
+    urgency = policy.order == Order.URGENCY
+    behind = policy.running_first or policy.order == Order.ADMISSION
+    fill_phases(table.records, others, urgency, behind, first, max_passes, phase)
+    return phase
+
+
+@kernel
+def fill_phases(
+    records: Records, others: Records, urgency: bool, behind: bool, first: int, max_passes: int, out: F64
+) -> None:
+    """See `phases_of_prefills`; `behind`: waiting entries come after running ones."""
+    for i in range(others.size):
+        entry = others[i]
+        row = records[entry["row"]]
+        overdue = entry["waiting"] and row["passes"] >= max_passes
+        if urgency:
+            timed = row["ttft_ns"] < NEVER_NS or row["tbt_ns"] < NEVER_NS
+            out[i] = _EARLY if overdue or (timed and not row["demoted"]) else _LATE
+        else:
+            out[i] = _LATE + 1.0 if entry["waiting"] and behind and not overdue else _LATE
+        if entry["row"] == first:
+            out[i] = _FIRST if urgency else _LATE + 0.5
+
+
+def scores_of_prefills(policy: Policy, table: RequestTable, others: Records, scores: F64) -> F64:
+    """float64[n]: the policy's scores, but order of admission where running prefills keep theirs."""
+    keeps = (policy.order == Order.ADMISSION) | policy.running_first
+    if not keeps or policy.order == Order.URGENCY:
+        return scores
+    running = ~others["waiting"]
+    return np.where(running, table.admitted_seq[others["row"]].astype(np.float64), scores)
+
+
+def arrange_all(policy: Policy, table: RequestTable, entries: Records, phase: F64, score: F64) -> Records:
+    """Entries in order where decodes compete as well: by phase, score and arrival.
+
+    Args:
+        policy: with `Order.ADMISSION` decodes and running prefills go by admission, else decodes lead.
+        table: the request table.
+        entries: all of them.
+        phase: float64[n], of those that are no decodes; ignored for decodes.
+        score: float64[n], of all.
+    """
+    rows, decode, waiting = entries["row"], entries["decode"], entries["waiting"]
     admitted = table.admitted_seq[rows].astype(np.float64)
     if policy.order == Order.ADMISSION:
-        phase = np.where(waiting, 2, 1)
-        score = np.where(waiting, scores, admitted)
+        phase = np.where(decode | (~waiting & (phase >= _LATE)), _LATE, phase)
+        score = np.where(waiting, score, admitted)
     elif policy.order == Order.DECODES_FIRST:
-        phase = np.where(decode, 0, np.where(waiting & policy.running_first, 2, 1))
-        score = np.where(decode | (~waiting & policy.running_first), admitted, scores)
+        phase = np.where(decode, 0.0, phase)
+        score = np.where(decode, admitted, score)
     else:
-        timed = (table.ttft_ns[rows] < NEVER_NS) | (table.tbt_ns[rows] < NEVER_NS)
-        urgent = timed & ~table.demoted[rows]
-        phase = np.where(decode, np.where(bound, 0, 2), np.where(urgent, 1, 3))
-        score = np.where(decode & roomy, 0.0, scores)
-    phase = np.where(waiting & (table.passes[rows] >= max_passes), 1, phase)
-    phase = np.where(rows == first, 1.5 if policy.order == Order.ADMISSION else 0.5, phase)
-    return np.lexsort((table.seq[rows], score, phase))
-
-
-def no_entries() -> Entries:
-    """An empty set."""
-    none, flags = np.empty(0, np.int32), np.empty(0, np.bool_)
-    return Entries(
-        none, flags, flags, none, none, none, none, none, none, none.copy(), none.copy(), np.empty(0)
-    )
+        phase = np.where(decode, np.where(entries["bound"], 0.0, _DECODES), phase)
+    order = np.lexsort((table.seq[rows], score, phase))
+    ordered: Records = entries[order]
+    return ordered
 
 
 def slot_bound_ns(policy: Policy, found: Scan, tightest_ttft_ns: int) -> float:
     """How long this slot may last, ns: the tightest TBT that binds, else a share of the tightest TTFT."""
     if not policy.time_bound:
         return float(np.inf)
-    bound = found.allowance[found.kind == BOUND_DECODE]
-    if bound.size:
-        return float(bound.min())
+    if found.counts[N_BOUND]:
+        return found.tightest_ns
     if tightest_ttft_ns < NEVER_NS:
         return policy.idle_share * tightest_ttft_ns
     return float(np.inf)
-
-
-def promised_blocks(table: RequestTable, found: Scan, block: int) -> int:
-    """Blocks that running prefills will still take for text they already have."""
-    rows: I32 = found.rows[found.kind == PREFILL]
-    end = table.prompt[rows] + table.outputs[rows]
-    start = table.computed[rows]
-    return int(((end + block - 1) // block - (start + block - 1) // block).sum())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from kaiseki.core.decision import F64, I32, Bool
-from kaiseki.core.jit import njit
+from kaiseki.core.decision import F64
+from kaiseki.core.jit import inlined, kernel, njit
 from kaiseki.core.protocols import (
     F_CHUNKS,
     F_CONTEXT,
@@ -18,7 +18,7 @@ from kaiseki.core.protocols import (
 )
 
 
-@njit
+@inlined
 def predict_ns(planes: F64, features: F64) -> float:
     """Predicted step time of a chunk set: sum over k of the largest planes[k, j] . features."""
     total = 0.0
@@ -33,7 +33,7 @@ def predict_ns(planes: F64, features: F64) -> float:
     return total
 
 
-@njit
+@inlined
 def add_decode(features: F64, context: float) -> None:
     """Add one decode that attends to `context` tokens."""
     features[F_SLOT] = 1.0
@@ -41,7 +41,7 @@ def add_decode(features: F64, context: float) -> None:
     features[F_CONTEXT] += context
 
 
-@njit
+@inlined
 def add_prefill(features: F64, start: float, tokens: float) -> None:
     """Add a prefill chunk of `tokens` that begins at position `start`; a negative `tokens` takes it back."""
     n = abs(tokens)
@@ -53,10 +53,10 @@ def add_prefill(features: F64, start: float, tokens: float) -> None:
     features[F_PREFIX] += sign * start
 
 
-@njit
-def gradient_ns(planes: F64, features: F64) -> F64:
-    """float64[N_FEATURES]: how the prediction grows with each feature at this chunk set."""
-    slope = np.zeros(planes.shape[2])
+@kernel
+def gradient_ns(planes: F64, features: F64, slope: F64) -> None:
+    """Set slope[f] (float64[N_FEATURES]) to how the prediction grows with each feature at this chunk set."""
+    slope[:] = 0.0
     for k in range(planes.shape[0]):
         best, chosen = -1.0, 0
         for j in range(planes.shape[1]):
@@ -67,20 +67,30 @@ def gradient_ns(planes: F64, features: F64) -> F64:
                 best, chosen = value, j
         for f in range(planes.shape[2]):
             slope[f] += planes[k, chosen, f]
-    return slope
 
 
-@njit
-def fit_prefill(planes: F64, features: F64, start: float, most: int, limit_ns: float) -> int:
+@inlined
+def share_ns(slope: F64, decode: bool, start: int, chunk: int) -> float:
+    """What one chunk adds to the prediction at the operating point that `slope` belongs to, ns."""
+    if decode:
+        return float(slope[F_DECODES] + slope[F_CONTEXT] * (start + 1))
+    pairs = chunk * (start + (chunk + 1) / 2)
+    added = slope[F_CHUNKS] + slope[F_TOKENS] * chunk + slope[F_PAIRS] * pairs + slope[F_PREFIX] * start
+    return float(added)
+
+
+@kernel
+def fit_prefill(planes: F64, features: F64, trial: F64, start: float, most: int, limit_ns: float) -> int:
     """Longest prefill chunk, at most `most` tokens, with which the set is predicted within `limit_ns`.
 
-    Planes don't decrease in any feature, so bisection is exact.
+    Planes don't decrease in any feature, so bisection is exact. `trial` is scratch, float64[N_FEATURES].
     """
     low, high = 0, most
-    trial = np.empty(N_FEATURES)
     while low < high:
-        middle = (low + high + 1) // 2
-        trial[:] = features
+        # The whole first, as it often fits.
+        middle = high if high == most else (low + high + 1) // 2
+        for f in range(features.size):
+            trial[f] = features[f]
         add_prefill(trial, start, float(middle))
         if predict_ns(planes, trial) <= limit_ns:
             low = middle
@@ -89,15 +99,7 @@ def fit_prefill(planes: F64, features: F64, start: float, most: int, limit_ns: f
     return low
 
 
-def marginal_ns(planes: F64, features: F64, decode: Bool, start: I32, chunk: I32) -> F64:
-    """float64[n]: what each chunk adds to the prediction at this set's operating point, ns."""
-    slope = gradient_ns(planes, features)
-    pairs = chunk * (start + (chunk + 1) / 2)
-    prefill = slope[F_CHUNKS] + slope[F_TOKENS] * chunk + slope[F_PAIRS] * pairs + slope[F_PREFIX] * start
-    added: F64 = np.where(decode, slope[F_DECODES] + slope[F_CONTEXT] * (start + 1), prefill)
-    return added
-
-
+@njit
 def lone_rates(planes: F64) -> tuple[float, float, float]:
     """Lower bounds for one request alone: (ns per slot, ns per prefill token, ns per decoded token).
 
@@ -105,11 +107,12 @@ def lone_rates(planes: F64) -> tuple[float, float, float]:
     """
     features = np.zeros(N_FEATURES)
     features[F_SLOT] = 1.0
-    slot = float(predict_ns(planes, features))
-    one = features.copy()
-    one[F_CHUNKS], one[F_TOKENS] = 1.0, 1.0
-    many = one.copy()
-    many[F_TOKENS] = 1025.0
-    per_token = float(predict_ns(planes, many) - predict_ns(planes, one)) / 1024.0
+    slot = predict_ns(planes, features)
     features[F_DECODES] = 1.0
-    return slot, per_token, float(predict_ns(planes, features))
+    decode = predict_ns(planes, features)
+    features[F_DECODES] = 0.0
+    features[F_CHUNKS], features[F_TOKENS] = 1.0, 1.0
+    one = predict_ns(planes, features)
+    features[F_TOKENS] = 1025.0
+    per_token = (predict_ns(planes, features) - one) / 1024.0
+    return slot, per_token, decode

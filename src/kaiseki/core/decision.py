@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from kaiseki.core.reasons import Reason
 
+I8 = npt.NDArray[np.int8]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]

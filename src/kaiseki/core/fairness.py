@@ -6,9 +6,15 @@ import numpy as np
 
 from kaiseki.core.decision import F64, I32
 
+HARD_LAG = 2.0
+"""H over L."""
+
 
 class Fairness:
     """Service counters of tenants, in nanoseconds of card time divided by weight.
+
+    A counter holds what was measured, and what was predicted for decisions in flight: chunks are charged
+    when they are granted and corrected when their step is measured.
 
     A tenant that comes back from idleness is lifted to the least counter among tenants with work, so
     that it neither collects credit for the time it was away nor pays for it.
@@ -30,6 +36,11 @@ class Fairness:
     def lag_ns(self) -> float:
         """L: how far ahead of the least a tenant may be and still be granted, ns per unit of weight."""
         return self.window * self._mean_slot_ns
+
+    @property
+    def hard_lag_ns(self) -> float:
+        """H: from where on even decodes pause, and whoever holds what others lack is stopped; 2 L."""
+        return HARD_LAG * self.lag_ns
 
     def tenant(self, name: str) -> int:
         """Index of a tenant, made with weight 1 when it is new."""
@@ -63,22 +74,17 @@ class Fairness:
                 self.counter[tenant] = max(self.counter[tenant], self.counter[busy].min())
         self.open_requests[tenant] += 1
 
-    def closed(self, tenant: int) -> None:
-        """One of the tenant's requests ended."""
-        self.open_requests[tenant] -= 1
+    def closed(self, tenants: I32) -> None:
+        """Requests of these tenants (int32[n], with repetition) ended."""
+        np.subtract.at(self.open_requests, tenants, 1)
 
-    def charge(self, tenants: I32, shares: F64, measured_ns: float) -> F64:
-        """Charge one step's measured time, split by `shares` (float64[n], any scale), to rows' tenants.
+    def observe_slot(self, measured_ns: float) -> None:
+        """Learn how long a slot takes: the lags are multiples of the mean.
 
-        Returns float64[n], the ns charged for each row.
+        The first slot sets the scale, later ones move it slowly.
         """
-        total = shares.sum()
-        split = shares * (measured_ns / total) if total > 0 else np.zeros(shares.size)
-        np.add.at(self.counter, tenants, split / self.weight[tenants])
-        # The lag is a multiple of the mean slot: the first slot sets its scale, later ones drift slowly.
         rate = 1.0 if self._mean_slot_ns == 0.0 else 0.01
         self._mean_slot_ns += rate * (measured_ns - self._mean_slot_ns)
-        return split
 
     def gap_ns(self) -> float:
         """Largest difference between counters of tenants that have work, ns per unit of weight."""

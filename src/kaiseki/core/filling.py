@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from kaiseki.core.costs import add_decode, add_prefill, fit_prefill, predict_ns
-from kaiseki.core.decision import F64, I32, Bool
-from kaiseki.core.jit import njit
-from kaiseki.core.protocols import N_FEATURES
+from kaiseki.core.decision import F64, I32
+from kaiseki.core.jit import inlined, kernel
+from kaiseki.core.protocols import F_CONTEXT, F_DECODES, F_SLOT, N_FEATURES
 from kaiseki.core.reasons import Reason
+from kaiseki.core.table import Record, Records
 
 _SELECTED = int(Reason.SELECTED)
 _NO_ROW = int(Reason.NO_ROW)
@@ -27,47 +26,19 @@ _NONE = int(Reason.NONE)
 L_TOKENS, L_ROWS, L_BLOCKS, L_ADMISSION, L_STARVING, L_SOLE = range(6)
 N_LIMITS = 6
 
-
-@dataclass(slots=True)
-class Entries:
-    """Candidates for a slot, in the order in which they are offered a grant; arrays of length n.
-
-    Attributes:
-        rows: request rows.
-        decode: the entry computes one token after its prompt.
-        waiting: the entry does not run yet.
-        start: position of the next token to compute (cached prefix included).
-        need: tokens that could be computed now.
-        pins: idle cached blocks that admitting it takes out of the free ones.
-        copy: 1 when its next write may need one extra block (copy-on-write).
-        whole: blocks that its whole known text will need beyond those it holds (admission check).
-        tenant: tenant index.
-        chunk: granted tokens (result).
-        reason: why it got what it got (result), values of `Reason`.
-        short: by how much it missed, in the reason's unit (result).
-    """
-
-    rows: I32
-    decode: Bool
-    waiting: Bool
-    start: I32
-    need: I32
-    pins: I32
-    copy: I32
-    whole: I32
-    tenant: I32
-    chunk: I32
-    reason: I32
-    short: F64
+# Places in the float64 vector of rules.
+R_HEADROOM, R_BOUND_NS, R_QUANTUM, R_BLOCK, R_CHUNKED, R_STRICT, R_LAG, R_HARD_LAG, R_CHAMPION = range(9)
+N_RULES = 9
 
 
-@njit
+@inlined
 def _blocks_between(start: int, end: int, block: int) -> int:
     return (end + block - 1) // block - (start + block - 1) // block
 
 
-@njit
+@kernel
 def _least_counter(counter: F64, more: I32) -> float:
+    """The least counter among tenants that can still take a grant in this slot."""
     least = np.inf
     for t in range(counter.size):
         if more[t] > 0:
@@ -75,151 +46,183 @@ def _least_counter(counter: F64, more: I32) -> float:
     return least
 
 
-@njit
-def _grant(  # noqa: PLR0911 - one return per constraint, in the order in which they bind
-    decode: bool,
-    waiting: bool,
-    start: int,
-    need: int,
-    pins: int,
-    copy: int,
-    whole: int,
-    features: F64,
-    planes: F64,
-    headroom: float,
-    bound_ns: float,
-    limits: F64,
-    quantum: int,
-    block: int,
-    chunked: bool,
-) -> tuple[int, int, float]:
-    """Tokens this entry gets now, the reason that bound and by how much. Nothing is changed."""
-    alone = features[0] == 0.0
-    if waiting:
-        if limits[L_ROWS] < 1:
-            return 0, _NO_ROW, 1.0
-        if pins + whole > limits[L_ADMISSION] and limits[L_SOLE] == 0.0:
-            return 0, _WATERMARK, pins + whole - limits[L_ADMISSION]
+@inlined
+def _decode_fits(entry: Record, features: F64, planes: F64, rules: F64, limits: F64) -> bool:
+    """Grant a decode its token, or leave it with the reason. A granted one is in `features`."""
+    context = float(entry["start"] + 1)
     if limits[L_TOKENS] < 1:
-        return 0, _NO_TOKENS, float(need)
-    most = int(min(float(need), limits[L_TOKENS]))
+        entry["reason"] = _NO_TOKENS
+        entry["short"] = 1.0
+        return False
+    room = limits[L_BLOCKS] - entry["copy"]
+    if _blocks_between(entry["start"], entry["start"] + 1, int(rules[R_BLOCK])) > room:
+        entry["reason"] = _NO_KV
+        entry["short"] = 1.0 - min(room, 0.0)
+        return False
+    alone = features[F_SLOT] == 0.0
+    add_decode(features, context)
+    over = predict_ns(planes, features) * rules[R_HEADROOM] - rules[R_BOUND_NS]
+    if alone or over <= 0.0:
+        entry["chunk"] = 1
+        entry["reason"] = _SELECTED
+        return True
+    features[F_DECODES] -= 1.0
+    features[F_CONTEXT] -= context
+    entry["reason"] = _DECODE_BOUND
+    entry["short"] = over
+    return False
+
+
+@inlined
+def _admissible(entry: Record, limits: F64) -> bool:
+    """Whether a waiting entry may become a running one; the reason is noted where not."""
+    if limits[L_ROWS] < 1:
+        entry["reason"] = _NO_ROW
+        entry["short"] = 1.0
+        return False
+    needs = entry["pins"] + entry["whole"]
+    if needs > limits[L_ADMISSION] and limits[L_SOLE] == 0.0:
+        entry["reason"] = _WATERMARK
+        entry["short"] = needs - limits[L_ADMISSION]
+        return False
+    return True
+
+
+@inlined
+def _on_grid(most: int, need: int, quantum: int, chunked: bool) -> int:
+    """A chunk that does not complete its prompt, rounded down to the quantum."""
+    if most >= need:
+        return most
+    if not chunked:
+        return 0
+    # A slot that holds few quanta would lose much by rounding: there the grid is a quarter as fine.
+    grid = quantum if most >= 4 * quantum else max(quantum // 4, 1)
+    return (most // grid) * grid
+
+
+@inlined
+def _prefill_chunk(entry: Record, features: F64, trial: F64, planes: F64, rules: F64, limits: F64) -> int:
+    """Tokens that a prefill gets now; with 0 the reason and by how much it missed are noted."""
+    alone = features[F_SLOT] == 0.0
+    start, need = int(entry["start"]), int(entry["need"])
+    quantum, block = int(rules[R_QUANTUM]), int(rules[R_BLOCK])
+    if entry["waiting"] and not _admissible(entry, limits):
+        return 0
+    whole_alone = alone and rules[R_CHUNKED] == 0.0  # it would never run, were it held to the limits
+    most = need if whole_alone else int(max(0.0, min(float(need), limits[L_TOKENS])))
     reason = _SELECTED if most == need else _NO_TOKENS
-    if decode:
-        trial = features.copy()
-        add_decode(trial, float(start + 1))
-        over = predict_ns(planes, trial) * headroom - bound_ns
-        if not alone and over > 0.0:
-            return 0, _DECODE_BOUND, over
-    elif bound_ns < np.inf:
-        fits = fit_prefill(planes, features, float(start), most, bound_ns / headroom)
+    if rules[R_BOUND_NS] < np.inf and not whole_alone:
+        fits = fit_prefill(planes, features, trial, start, most, rules[R_BOUND_NS] / rules[R_HEADROOM])
         if fits < most:
             most, reason = fits, _NO_TIME
-    room = limits[L_BLOCKS] - pins - copy
+    room = limits[L_BLOCKS] - entry["pins"] - entry["copy"]
     if _blocks_between(start, start + most, block) > room:
         most, reason = int((start + block - 1) // block + max(room, 0.0)) * block - start, _NO_KV
-        if room < 0:
-            return 0, reason, -room
-    if most < need:
-        if not chunked:
-            most = 0
-        # A slot that holds few quanta would lose much by rounding: there the grid is a quarter as fine.
-        grid = quantum if most >= 4 * quantum else max(quantum // 4, 1)
-        most = (most // grid) * grid
-    if most <= 0 and not decode and (alone or limits[L_STARVING] > 0) and reason == _NO_TIME:
+    if room >= 0:
+        most = _on_grid(most, need, quantum, rules[R_CHUNKED] > 0.0)
+    if most <= 0 and reason == _NO_TIME and rules[R_CHUNKED] > 0.0 and (alone or limits[L_STARVING] > 0):
         # Nothing else runs, or prefill has starved: one quantum goes whatever the bound says.
         most = min(need, quantum)
         if _blocks_between(start, start + most, block) > room:
-            return 0, _NO_KV, 1.0
-    if most > 0:
-        return most, _SELECTED, 0.0
+            most, reason = 0, _NO_KV
+    if most > 0 and room >= 0:
+        entry["reason"] = _SELECTED
+        return most
+    entry["reason"] = reason
+    entry["short"] = float(need)
     if reason == _NO_KV:
-        return 0, reason, _blocks_between(start, start + need, block) - room
-    return 0, reason, float(need)
+        entry["short"] = _blocks_between(start, start + need, block) - room
+    return 0
 
 
-@njit
+@inlined
+def _use_up(entry: Record, limits: F64, block: int) -> None:
+    """Take what a granted entry uses out of the limits."""
+    start, chunk = entry["start"], entry["chunk"]
+    limits[L_TOKENS] -= chunk
+    limits[L_BLOCKS] -= _blocks_between(start, start + chunk, block) + entry["copy"] + entry["pins"]
+    limits[L_SOLE] = 0.0
+    if not entry["decode"]:
+        limits[L_STARVING] = 0.0
+    if entry["waiting"]:
+        limits[L_ROWS] -= 1
+        limits[L_ADMISSION] -= entry["pins"] + entry["whole"]
+
+
+@inlined
+def _ahead(entry: Record, counter: F64, more: I32, floor: float, rules: F64) -> float:
+    """By how much the entry's tenant is further ahead than it may be for this grant; <= 0 if it is not.
+
+    `floor` is no more than the least counter: while even that allows the grant, nobody is compared.
+    """
+    lag = rules[R_HARD_LAG] if entry["decode"] else rules[R_LAG]
+    if not lag < np.inf or (entry["decode"] and entry["row"] == int(rules[R_CHAMPION])):
+        return 0.0
+    mine = counter[entry["tenant"]]
+    if mine - floor <= lag:
+        return 0.0
+    return float(mine - _least_counter(counter, more) - lag)
+
+
+@kernel
 def fill(
-    decode: Bool,
-    waiting: Bool,
-    start: I32,
-    need: I32,
-    pins: I32,
-    copy: I32,
-    whole: I32,
-    tenant: I32,
-    chunk: I32,
-    reason: I32,
-    short: F64,
+    entries: Records,
     features: F64,
+    trial: F64,
     planes: F64,
-    headroom: float,
-    bound_ns: float,
+    rules: F64,
     limits: F64,
-    quantum: int,
-    block: int,
-    chunked: bool,
-    strict: bool,
     counter: F64,
     weight: F64,
-    lag: float,
+    more: I32,
 ) -> None:
-    """Offer every entry a grant, in order; results go to `chunk`, `reason` and `short`.
+    """Offer every entry a grant, in order; results go into `chunk`, `reason` and `short`.
 
-    `features`, `limits` and `counter` (float64[tenants], charged ns / weight) are used up in place.
-    A tenant whose counter is more than `lag` ahead of the least among those that can still take a
-    grant is put off, and offered again once that least has moved; lag = inf switches it off.
+    `features`, `limits`, `counter` (float64[tenants], charged ns / weight) and `more` (int32[tenants],
+    zeros) are used up in place; `trial` (float64[N_FEATURES]) is scratch. A tenant whose counter is
+    further ahead than L (for decodes: H) of the least among those that can still take a grant is put
+    off, and offered again once that least has moved; infinite lags switch that off.
     """
-    n = decode.size
-    more = np.zeros(counter.size, np.int32)
-    done = np.zeros(n, np.bool_)
-    for i in range(n):
-        reason[i] = _NONE
-        chunk[i] = 0
-        if not decode[i]:
-            more[tenant[i]] += 1
-    moved = True
-    closed = False
+    block = int(rules[R_BLOCK])
+    for i in range(entries.size):
+        more[entries[i]["tenant"]] += 1
+    floor = _least_counter(counter, more)
+    before = predict_ns(planes, features)
+    moved, closed = True, False
     while moved:
         moved = False
-        for i in range(n):
-            if done[i]:
+        for i in range(entries.size):
+            entry = entries[i]
+            if not entry["open"]:
                 continue
-            t = tenant[i]
-            if closed and waiting[i]:
-                reason[i] = _BEHIND
-                done[i] = True
-                more[t] -= 1
+            tenant = entry["tenant"]
+            if closed and entry["waiting"]:
+                entry["reason"] = _BEHIND
+                entry["open"] = False
+                more[tenant] -= 1
                 continue
-            if not decode[i] and lag < np.inf:
-                ahead = counter[t] - _least_counter(counter, more) - lag
-                if ahead > 0.0:
-                    reason[i], short[i] = _FAIR_SHARE, ahead
-                    continue
-            before = predict_ns(planes, features)
-            chunk[i], reason[i], short[i] = _grant(
-                decode[i], waiting[i], start[i], need[i], pins[i], copy[i], whole[i],
-                features, planes, headroom, bound_ns, limits, quantum, block, chunked,
-            )  # fmt: skip
-            done[i] = True
+            ahead = _ahead(entry, counter, more, floor, rules)
+            if ahead > 0.0:
+                entry["reason"] = _FAIR_SHARE
+                entry["short"] = ahead
+                continue
+            entry["open"] = False
             moved = True
-            if not decode[i]:
-                more[t] -= 1
-            if chunk[i] == 0:
-                closed |= strict and waiting[i]
-                continue
-            if decode[i]:
-                add_decode(features, float(start[i] + 1))
+            more[tenant] -= 1
+            if entry["decode"]:
+                granted = _decode_fits(entry, features, planes, rules, limits)
             else:
-                add_prefill(features, float(start[i]), float(chunk[i]))
-                limits[L_STARVING] = 0.0
-            blocks = _blocks_between(start[i], start[i] + chunk[i], block) + copy[i] + pins[i]
-            limits[L_TOKENS] -= chunk[i]
-            limits[L_BLOCKS] -= blocks
-            limits[L_SOLE] = 0.0
-            if waiting[i]:
-                limits[L_ROWS] -= 1
-                limits[L_ADMISSION] -= pins[i] + whole[i]
-            counter[t] += (predict_ns(planes, features) - before) / weight[t]
+                entry["chunk"] = _prefill_chunk(entry, features, trial, planes, rules, limits)
+                granted = entry["chunk"] > 0
+                if granted:
+                    add_prefill(features, float(entry["start"]), float(entry["chunk"]))
+            if not granted:
+                closed = closed or (rules[R_STRICT] > 0.0 and entry["waiting"])
+                continue
+            _use_up(entry, limits, block)
+            after = predict_ns(planes, features)
+            counter[tenant] += (after - before) / weight[tenant]
+            before = after
 
 
 def no_features() -> F64:

@@ -5,12 +5,15 @@ The only code that changes a row's state, so that table, queues, KV and counters
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from kaiseki.core.decision import F64, I32
 from kaiseki.core.fairness import Fairness
+from kaiseki.core.jit import kernel
 from kaiseki.core.pace import Pace
 from kaiseki.core.policy import Policy
 from kaiseki.core.protocols import KVSpace
@@ -18,12 +21,11 @@ from kaiseki.core.queues import Waiting
 from kaiseki.core.reasons import Event, Finish, Outcome, Reason
 from kaiseki.core.requests import NEVER_NS, Request, ServiceClass
 from kaiseki.core.scan import allowed_late_gaps
-from kaiseki.core.table import NO_ROW, RequestTable, State, View
+from kaiseki.core.table import NO_ROW, Records, RequestTable, State, View
 from kaiseki.core.trace import Trace
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(NamedTuple):
     """How a request ended, with what its owner and the metrics need; times in ns, counts in tokens."""
 
     request_id: str
@@ -51,7 +53,11 @@ class Ending:
 
 @dataclass(slots=True)
 class Lifecycle:
-    """Table, queues, KV and counters, and the transitions between states."""
+    """Table, queues, KV and counters, and the transitions between states.
+
+    `prefix_queried`, `prefix_hit`: prompt tokens of all admissions so far, and those that needed no
+    computing as their KV was there.
+    """
 
     table: RequestTable
     waiting: Waiting
@@ -62,6 +68,8 @@ class Lifecycle:
     pace: Pace
     rates: tuple[float, float, float] = (0.0, 0.0, 0.0)
     slot: int = 0
+    prefix_queried: int = 0
+    prefix_hit: int = 0
     ids: dict[str, int] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
     classes: list[ServiceClass] = field(default_factory=list)
@@ -120,71 +128,55 @@ class Lifecycle:
         t = self.table
         left = t.prompt[rows] + t.outputs[rows] - t.computed[rows] if uncached is None else uncached
         slot_ns, token_ns, _ = self.rates
-        lone_ns: F64 = slot_ns + token_ns * left.astype(np.float64)
-        rest = np.maximum(t.min_tokens[rows] - t.outputs[rows] - 1, 0)
-        return View(t, rows, left, lone_ns, left * self.pace.token_ns + rest * self.pace.slot_ns)
+        return View(t, rows, left, slot_ns, token_ns, self.pace.slot_ns, self.pace.token_ns)
 
     def enqueue(self, rows: I32) -> None:
         """Put rows that hold nothing into the waiting queue."""
         t = self.table
         known = t.prompt[rows] + t.outputs[rows]
         cached = self.kv.cached_tokens(rows, known - 1)[:, 0]
-        view = self.view(rows, known - cached)
+        left = known - cached
         t.state[rows] = State.WAITING
-        self.waiting.add(rows, self.policy.key(view), self.latest_start(view))
+        self.waiting.add(rows, self.policy.key(self.view(rows, left)), self.latest_start(rows, left))
 
-    def latest_start(self, view: View) -> F64:
-        """float64[n]: when each must start to meet its SLO, alone with best cache; inf without target."""
-        start = np.full(view.rows.size, np.inf)
-        if not self.policy.gives_up:
-            return start
-        decode_ns = self.rates[2]
-        timed = (view.first_token_ns < 0) & (view.ttft_ns < NEVER_NS)
-        start[timed] = (view.arrival_ns + view.ttft_ns - view.lone_ns)[timed]
-        rest = np.maximum(view.min_tokens - view.outputs - 1, 0) * decode_ns
-        dated = view.deadline_ns < NEVER_NS
-        start[dated] = np.minimum(start, view.arrival_ns + view.deadline_ns - view.lone_ns - rest)[dated]
-        return start
+    def latest_start(self, rows: I32, uncached: I32) -> F64:
+        """float64[n]: when each must start to meet its SLO, alone with best cache; inf without target.
+
+        `uncached`: int32[n], tokens to compute before its next output token.
+        """
+        out = np.full(rows.size, np.inf)
+        if self.policy.gives_up:
+            latest_starts(self.table.records, rows, uncached, *self.rates, out)
+        return out
 
     def start(self, rows: I32, starts: I32, now: int) -> None:
         """Waiting rows get their first chunk since they last waited; their KV is attached already."""
         t = self.table
         self.waiting.take(rows)
         t.start_running(rows)
-        t.computed[rows] = starts
-        t.confirmed[rows] = starts
-        t.passes[rows] = 0
-        t.admitted_seq[rows] = np.arange(self._next_admission, self._next_admission + rows.size)
+        prompts, found = start_rows(t.records, rows, starts, self._next_admission, now)
         self._next_admission += rows.size
-        fresh = rows[t.admitted_ns[rows] < 0]
-        t.admitted_ns[fresh] = now
-        t.cached[fresh] = t.computed[fresh]
+        self.prefix_queried += prompts
+        self.prefix_hit += found
 
     def stop(self, rows: I32, state: State) -> None:
         """Running rows give up their KV; what is in flight for them becomes void."""
-        t = self.table
-        self.kv.release(rows, t.inflight_slot[rows])
-        for row in rows:
-            t.stop_running(int(row), state)
-        t.epoch[rows] += 1
-        t.pending[rows] = 0
-        t.computed[rows] = 0
-        t.confirmed[rows] = 0
-        t.inflight_slot[rows] = -1
-        t.shared_tail[rows] = False
+        self.kv.release(rows, self.table.inflight_slot[rows])
+        self.table.stop_running(rows, state)
 
     def preempt(
         self, rows: I32, event: Event, reason: Reason, now: int, amount: float = 0.0, other: int = -1
     ) -> None:
         """Stop running rows and queue them again; they will compute their KV anew."""
         t = self.table
-        t.recomputed[rows] += t.computed[rows]
+        t.recomputed[rows] += t.confirmed[rows]
         t.preemptions[rows] += 1
         t.preempted_slot[rows] = self.slot
         self.trace.note(self.slot, now, t.seq[rows], event, reason, amount, other)
         self.stop(rows, State.WAITING)
-        for row in rows:
-            self._release_held(int(row), now)
+        if self._held:
+            for row in rows.tolist():
+                self._release_held(row, now)
         self.enqueue(rows)
 
     def demote(self, rows: I32, reason: Reason, now: int) -> None:
@@ -197,25 +189,51 @@ class Lifecycle:
             self.waiting.take(queued)
             self.enqueue(queued)
 
-    def end(self, row: int, outcome: Outcome, reason: Reason, now: int, finish: Finish = Finish.NONE) -> None:
-        """The one way out: frees everything the row has and recycles it."""
+    def end(self, row: int, outcome: Outcome, reason: Reason, now: int) -> None:
+        """End one request; see `end_all`."""
+        self.end_all(np.array([row], np.int32), outcome, reason, now)
+
+    def end_all(
+        self, rows: I32, outcome: Outcome, reason: Reason, now: int, finishes: Sequence[Finish] = ()
+    ) -> None:
+        """The one way out: frees everything the rows have and recycles them.
+
+        Args:
+            rows: int32[n], distinct.
+            outcome, reason: of all of them.
+            now: the time, ns.
+            finishes: what the engine said about the last token of each; NONE where it is not given.
+        """
         t = self.table
-        rows = np.array([row], np.int32)
-        self.endings.append(self._ending(row, outcome, reason, now, finish))
-        event = _EVENT_OF[outcome]
-        self.trace.note(self.slot, now, t.seq[rows], event, reason, float(t.outputs[row]))
-        if t.state[row] == State.RUNNING:
-            self.stop(rows, State.FREE)
-        elif t.state[row] == State.WAITING:
-            self.waiting.take(rows)
-        self._release_held(row, now)
-        parent = int(t.fork_of[row])
-        if parent in self._held:
-            self._held[parent].remove(row)
-        self.fairness.closed(int(t.tenant[row]))
-        self.kv.forget(row)
-        del self.ids[self.names.pop(row)]
-        t.recycle(row)
+        if rows.size == 0:
+            return
+        for i, row in enumerate(rows.tolist()):
+            finish = finishes[i] if finishes else Finish.NONE
+            self.endings.append(self._ending(row, outcome, reason, now, finish))
+        self.trace.note(
+            self.slot, now, t.seq[rows], _EVENT_OF[outcome], reason, t.outputs[rows].astype(np.float64)
+        )
+        states = t.state[rows]
+        self.waiting.take(rows[states == State.WAITING])
+        running = rows[states == State.RUNNING]
+        if running.size:
+            self.stop(running, State.FREE)
+        t.state[rows] = State.FREE
+        self._leave_forks(rows, now)
+        self.fairness.closed(t.tenant[rows])
+        for row in rows.tolist():
+            self.kv.forget(row)
+            del self.ids[self.names.pop(row)]
+        t.recycle(rows)
+
+    def _leave_forks(self, rows: I32, now: int) -> None:
+        """Rows that end hold no sibling back any more, and are held back by none."""
+        if not self._held:
+            return
+        for row, parent in zip(rows.tolist(), self.table.fork_of[rows].tolist(), strict=True):
+            if parent in self._held:
+                self._held[parent].remove(row)
+            self._release_held(row, now)
 
     def prompts_done(self, now: int) -> None:
         """Let forks go whose sibling has computed their prompt."""
@@ -223,18 +241,6 @@ class Lifecycle:
         for parent, children in self._held.items():
             if t.confirmed[parent] >= t.prompt[parent]:
                 self._let_go(children, now)
-
-    def forkable(self, rows: I32) -> I32:
-        """int32[n]: running row whose computed prompt each waiting row can share, else NO_ROW."""
-        t = self.table
-        parents = t.fork_of[rows]
-        ready = (
-            (parents != NO_ROW)
-            & (t.outputs[rows] == 0)
-            & (t.state[parents] == State.RUNNING)
-            & (t.confirmed[parents] >= t.prompt[rows])
-        )
-        return np.where(ready, parents, np.int32(NO_ROW)).astype(np.int32)
 
     def attained(self, row: int, now: int) -> bool:
         """Whether a completed row met its SLO (TTFT, share of late gaps, deadline)."""
@@ -283,6 +289,42 @@ class Lifecycle:
             late_gaps=int(t.late_gaps[row]),
             service_ns=float(t.service_ns[row]),
         )
+
+
+@kernel
+def latest_starts(
+    records: Records, rows: I32, uncached: I32, slot_ns: float, token_ns: float, decode_ns: float, out: F64
+) -> None:
+    """See `Lifecycle.latest_start`; rows without target keep what is in `out`."""
+    for i in range(rows.size):
+        row = records[rows[i]]
+        lone = slot_ns + token_ns * uncached[i]
+        if row["first_token_ns"] < 0 and row["ttft_ns"] < NEVER_NS:
+            out[i] = row["arrival_ns"] + row["ttft_ns"] - lone
+        if row["deadline_ns"] < NEVER_NS:
+            rest = max(row["min_tokens"] - row["outputs"] - 1, 0) * decode_ns
+            out[i] = min(out[i], row["arrival_ns"] + row["deadline_ns"] - lone - rest)
+
+
+@kernel
+def start_rows(records: Records, rows: I32, starts: I32, first_seq: int, now: int) -> tuple[int, int]:
+    """Bring admitted rows up to date; `starts`: int32[n], positions found in the cache or shared.
+
+    Returns the sums of their prompt tokens and of those that were found.
+    """
+    prompts, found = 0, 0
+    for i in range(rows.size):
+        row = records[rows[i]]
+        row["computed"] = starts[i]
+        row["confirmed"] = starts[i]
+        row["passes"] = 0
+        row["admitted_seq"] = first_seq + i
+        if row["admitted_ns"] < 0:
+            row["admitted_ns"] = now
+            row["cached"] = starts[i]
+        prompts += row["prompt"]
+        found += min(starts[i], row["prompt"])
+    return prompts, found
 
 
 _EVENT_OF = {

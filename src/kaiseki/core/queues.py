@@ -40,6 +40,10 @@ class Waiting:
         """float64[n]: policy keys under which rows wait, or waited last."""
         return self._by_key.key[rows]
 
+    def all_keys(self) -> F64:
+        """float64[capacity], by row: policy keys under which rows wait, or waited last."""
+        return self._by_key.key
+
     def count(self, tenant: int) -> int:
         """How many requests of a tenant wait."""
         return int(self._by_key.sizes[tenant]) if tenant < self._by_key.sizes.size else 0
@@ -64,6 +68,8 @@ class Waiting:
 
     def take(self, rows: I32) -> None:
         """Remove rows that were added: they start, end or change their keys."""
+        if rows.size == 0:
+            return
         self._by_key.remove(rows)
         self._by_start.remove(rows)
         self.tokens -= int(self._table.prompt[rows].sum())

@@ -4,56 +4,134 @@ from __future__ import annotations
 
 import numpy as np
 
-from kaiseki.core.decision import Bool, Cutoff
-from kaiseki.core.filling import Entries
+from kaiseki.core.decision import F64, I32, I64
+from kaiseki.core.jit import inlined, kernel
 from kaiseki.core.lifecycle import Lifecycle
 from kaiseki.core.reasons import Event, Reason
 from kaiseki.core.settings import SchedulerSettings
+from kaiseki.core.table import Records
+
+_SELECTED = int(Reason.SELECTED)
+_BEHIND = int(Reason.BEHIND)
+_ADMITTED, _RESUMED = int(Event.ADMITTED), int(Event.RESUMED)
+_PASSED_OVER, _PAUSED = int(Event.PASSED_OVER), int(Event.PAUSED)
 
 
-def record_slot(life: Lifecycle, settings: SchedulerSettings, entries: Entries, now: int) -> None:
+@inlined
+def _last_taken(entries: Records) -> tuple[int, int]:
+    """Places of the last granted entry that waited, and of the last granted one at all; -1 for none."""
+    last_new, last = -1, -1
+    for i in range(entries.size):
+        if entries[i]["chunk"] > 0:
+            last = i
+            if entries[i]["waiting"]:
+                last_new = i
+    return last_new, last
+
+
+@kernel
+def note_entries(records: Records, entries: Records, slot: int, now: int, out: Records) -> int:
+    """Write a record for each entry whose situation changed; also counts who was passed over.
+
+    Returns how many records were written to `out`, which has room for one per entry.
+    """
+    last_new, last = _last_taken(entries)
+    best = last_new if last_new >= 0 else last
+    other = records[entries[best]["row"]]["seq"] if best >= 0 else -1
+    count = 0
+    for i in range(entries.size):
+        entry = entries[i]
+        row = records[entry["row"]]
+        if entry["chunk"] > 0:
+            same = row["last_reason"] == _SELECTED and not entry["waiting"]
+            event = _ADMITTED if entry["waiting"] else _RESUMED
+            reason, beneficiary = _SELECTED, -1
+            amount = float(entry["chunk"]) if entry["waiting"] else 0.0
+        else:
+            same = row["last_reason"] == entry["reason"]
+            event = _PASSED_OVER if entry["waiting"] else _PAUSED
+            reason, beneficiary, amount = entry["reason"], other, entry["short"]
+            if entry["waiting"] and i < last_new:
+                row["passes"] += 1
+        if same:
+            continue
+        row["last_reason"] = reason
+        record = out[count]
+        record["slot"] = slot
+        record["t_ns"] = now
+        record["seq"] = row["seq"]
+        record["event"] = event
+        record["reason"] = reason
+        record["other"] = beneficiary
+        record["amount"] = amount
+        count += 1
+    return count
+
+
+@kernel
+def find_cutoffs(
+    records: Records, entries: Records, keys: F64, sizes: I64, quiet: int, quiet_short: float,
+    cuts: Records, changed: I32,
+) -> int:  # fmt: skip
+    """Where each tenant's queue was cut in this slot, and by what; tenants without a queue keep theirs.
+
+    Args:
+        records, entries: of the slot.
+        keys: float64, by row: policy keys.
+        sizes: int64[tenants], how many wait.
+        quiet, quiet_short: reason and figure for queues of which nothing was turned away; for
+            BEHIND the figure is the queue's length.
+        cuts: CUT[tenants], brought up to date.
+        changed: int32[tenants], filled with the tenants whose cutoff says something new.
+
+    Returns how many those are.
+    """
+    for t in range(sizes.size):
+        cut = cuts[t]
+        cut["new_key"] = -np.inf
+        cut["new_seq"] = -1
+        cut["new_reason"] = quiet
+        cut["short"] = float(sizes[t]) if quiet == _BEHIND else quiet_short
+        cut["turned"] = False
+    for i in range(entries.size):
+        entry = entries[i]
+        if not entry["waiting"]:
+            continue
+        cut, r = cuts[entry["tenant"]], entry["row"]
+        if entry["chunk"] > 0:
+            seq = records[r]["seq"]
+            if keys[r] > cut["new_key"] or (keys[r] == cut["new_key"] and seq > cut["new_seq"]):
+                cut["new_key"] = keys[r]
+                cut["new_seq"] = seq
+        elif not cut["turned"]:
+            cut["turned"] = True
+            cut["new_reason"] = entry["reason"]
+            cut["short"] = entry["short"]
+    n = 0
+    for t in range(sizes.size):
+        cut = cuts[t]
+        same = cut["key"] == cut["new_key"] and cut["seq"] == cut["new_seq"]
+        if sizes[t] > 0 and not (same and cut["reason"] == cut["new_reason"]):
+            cut["key"] = cut["new_key"]
+            cut["seq"] = cut["new_seq"]
+            cut["reason"] = cut["new_reason"]
+            changed[n] = t
+            n += 1
+    return n
+
+
+def record_slot(life: Lifecycle, settings: SchedulerSettings, entries: Records, now: int) -> None:
     """Trace what was touched, and the cutoff of every tenant that still waits."""
-    t, e, slot, trace = life.table, entries, life.slot, life.trace
-    granted = e.chunk > 0
-    news = e.waiting & granted
-    chunks = e.chunk[news].astype(np.float64)
-    trace.note(slot, now, t.seq[e.rows[news]], Event.ADMITTED, Reason.SELECTED, chunks)
-    resumed = e.rows[granted & ~e.waiting]
-    resumed = resumed[t.last_reason[resumed] != Reason.SELECTED]
-    trace.note(slot, now, t.seq[resumed], Event.RESUMED, Reason.SELECTED)
-    t.last_reason[e.rows[granted]] = Reason.SELECTED
-    best = e.rows[news][-1:] if news.any() else e.rows[granted][-1:]
-    other = int(t.seq[best[0]]) if best.size else -1
-    for waiting, event in ((True, Event.PASSED_OVER), (False, Event.PAUSED)):
-        idle = ~granted & (e.waiting == waiting)
-        idle &= e.reason != t.last_reason[e.rows]
-        rows = e.rows[idle]
-        trace.note(slot, now, t.seq[rows], event, e.reason[idle], e.short[idle], other)
-        t.last_reason[rows] = e.reason[idle]
-    last_new = np.flatnonzero(news)
-    if last_new.size:
-        passed = e.rows[: last_new[-1]][(e.waiting & ~granted)[: last_new[-1]]]
-        t.passes[passed] += 1
-    for tenant in np.flatnonzero(life.waiting.counts() > 0):
-        _cut(life, settings, int(tenant), e, news)
-
-
-def _cut(life: Lifecycle, settings: SchedulerSettings, tenant: int, e: Entries, news: Bool) -> None:
-    """Where this tenant's queue was cut in this slot, and by what."""
-    t, waiting = life.table, life.waiting
-    mine = e.rows[news & (e.tenant == tenant)]
-    key, seq = -np.inf, -1
-    if mine.size:
-        keys = waiting.keys(mine)
-        last = np.lexsort((t.seq[mine], keys))[-1]
-        key, seq = float(keys[last]), int(t.seq[mine[last]])
-    turned = np.flatnonzero(e.waiting & (e.chunk == 0) & (e.tenant == tenant))
-    if turned.size:
-        reason, short = Reason(int(e.reason[turned[0]])), float(e.short[turned[0]])
-    elif life.policy.whole_batch and t.running_count:
-        reason, short = Reason.BATCH_CLOSED, float(t.running_count)
-    elif t.running_count >= settings.max_batch_size:
-        reason, short = Reason.NO_ROW, 1.0
-    else:
-        reason, short = Reason.BEHIND, float(waiting.count(tenant))
-    life.trace.cut(Cutoff(life.slot, tenant, key, seq, reason, short))
+    trace, waiting, running = life.trace, life.waiting, life.table.running_count
+    records = life.table.records
+    trace.wrote(note_entries(records, entries, life.slot, now, trace.room(entries.size)))
+    sizes = waiting.counts()
+    quiet, short = Reason.BEHIND, 0.0
+    if life.policy.whole_batch and running:
+        quiet, short = Reason.BATCH_CLOSED, float(running)
+    elif running >= settings.max_batch_size:
+        quiet, short = Reason.NO_ROW, 1.0
+    cuts, changed = trace.cuts(sizes.size), np.empty(sizes.size, np.int32)
+    n = find_cutoffs(records, entries, waiting.all_keys(), sizes, int(quiet), short, cuts, changed)
+    for tenant in changed[:n].tolist():
+        trace.cut(life.slot, tenant)

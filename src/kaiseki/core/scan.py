@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kaiseki.core.decision import F64, I32, I64, Bool
-from kaiseki.core.jit import njit
+from kaiseki.core.decision import I32, I64
+from kaiseki.core.jit import inlined, kernel
 from kaiseki.core.requests import NEVER_NS
-from kaiseki.core.table import RequestTable
+from kaiseki.core.table import NO_ROW, Records, RequestTable
 
 # What a running row can do in this slot.
 IDLE = 0  # nothing: its last token is in flight
@@ -18,18 +18,34 @@ BOUND_DECODE = 2  # a decode whose TBT bounds the slot
 PREFILL = 3
 BLOCKED = 4  # in flight on an engine that takes disjoint rows
 
+FOUND = np.dtype(
+    [
+        ("row", np.int32),
+        ("kind", np.int32),
+        ("need", np.int32),  # tokens it could compute now
+        ("lost", np.bool_),  # it can't meet its SLO any more
+    ],
+    align=True,
+)
+
+# Places in the int64 vector of counts.
+N_BOUND, N_DECODES, N_PREFILLS, N_LOST, CONTEXT, GROWTH, PROMISED, OLDEST = range(8)
+"""N_DECODES includes N_BOUND. CONTEXT: sum of the decodes' positions. GROWTH: blocks that all decodes,
+and the champion's prefill, may need next. PROMISED: blocks that prefills will still take for text they
+have. OLDEST: the running row that was admitted first, or NO_ROW."""
+N_COUNTS = 8
 
 LAST_CHANCE = 0.8
 """Part of its allowance that a slot may use when one more late gap loses the request."""
 
 
-@njit
+@inlined
 def allowed_late_gaps(max_tokens: int) -> int:
     """How many of a request's gaps may exceed its TBT: max(1, 1 %)."""
     return max(1, (max_tokens - 1) // 100)
 
 
-@njit
+@inlined
 def lone_ns_left(
     slot_ns: float, token_ns: float, decode_ns: float, uncached: int, outputs: int, min_tokens: int
 ) -> float:
@@ -42,119 +58,134 @@ def lone_ns_left(
     return slot_ns + token_ns * uncached + max(min_tokens - outputs - 1, 0) * decode_ns
 
 
-@njit
+@inlined
+def is_lost(
+    records: Records, r: int, now: int, left: int, slot_ns: float, token_ns: float, decode_ns: float
+) -> bool:
+    """Whether row r, with `left` tokens to compute, can't meet its SLO even alone from now on."""
+    row = records[r]
+    if row["demoted"]:
+        return False
+    outputs, arrival = row["outputs"], row["arrival_ns"]
+    lost = False
+    if row["deadline_ns"] < NEVER_NS:
+        remaining = lone_ns_left(slot_ns, token_ns, decode_ns, left, outputs, row["min_tokens"])
+        lost = now + remaining > arrival + row["deadline_ns"]
+    if outputs == 0:
+        if row["ttft_ns"] < NEVER_NS:
+            first = slot_ns + token_ns * left if row["inflight_slot"] < 0 else 0.0
+            lost = lost or now + first > arrival + row["ttft_ns"]
+    elif row["tbt_ns"] < NEVER_NS:
+        lost = lost or row["late_gaps"] > allowed_late_gaps(row["max_tokens"])
+    return lost
+
+
+@inlined
+def allowance_ns(records: Records, r: int, now: int, decode_ns: float) -> float:
+    """Ns until the next token of a decode with a TBT would be late; its whole TBT when it is already."""
+    row = records[r]
+    tbt = row["tbt_ns"]
+    slack = float(row["last_token_ns"] + tbt - now)
+    in_time = row["inflight_slot"] < 0 and row["outputs"] > 0 and slack > decode_ns
+    allowance = min(slack, float(tbt)) if in_time else float(tbt)
+    if row["late_gaps"] >= allowed_late_gaps(row["max_tokens"]):
+        allowance *= LAST_CHANCE
+    return allowance
+
+
+@kernel
 def scan_running(
+    records: Records,
     rows: I32,
     now: int,
     placeholders: bool,
+    gives_up: bool,
     slot_ns: float,
     token_ns: float,
     decode_ns: float,
-    prompt: I32,
-    outputs: I32,
-    pending: I32,
-    computed: I32,
-    max_tokens: I32,
-    min_tokens: I32,
-    inflight_slot: I64,
-    arrival_ns: I64,
-    ttft_ns: I64,
-    tbt_ns: I64,
-    deadline_ns: I64,
-    last_token_ns: I64,
-    late_gaps: I32,
-    demoted: Bool,
-    kind: I32,
-    need: I32,
-    allowance: F64,
-    lost: Bool,
-) -> None:
-    """Fill the last four arrays, parallel to `rows`.
-
-    need: tokens the row could compute now. allowance: ns until its next token would be late (bound
-    decodes only, its whole TBT when it is late already). lost: it can't meet its SLO any more.
-    """
+    block: int,
+    champion: int,
+    found: Records,
+    counts: I64,
+) -> float:
+    """Fill `found`, parallel to `rows`, and `counts`. Returns the tightest allowance of a decode, ns."""
+    counts[:] = 0
+    counts[OLDEST] = NO_ROW
+    tightest = np.inf
     for i in range(rows.size):
         r = rows[i]
-        out = outputs[r] + pending[r]
-        left = prompt[r] + out - computed[r]
-        need[i] = left
-        lost[i] = False
-        if inflight_slot[r] >= 0 and not placeholders:
-            kind[i] = BLOCKED
-        elif out >= max_tokens[r] or left <= 0:
-            kind[i] = IDLE
-        elif left == 1 and out > 0 and computed[r] >= prompt[r]:
-            kind[i] = DECODE
+        row = records[r]
+        out = row["outputs"] + row["pending"]
+        computed = row["computed"]
+        left = row["prompt"] + out - computed
+        lost = gives_up and is_lost(records, r, now, left, slot_ns, token_ns, decode_ns)
+        if row["inflight_slot"] >= 0 and not placeholders:
+            kind = BLOCKED
+        elif out >= row["max_tokens"] or left <= 0:
+            kind = IDLE
+        elif left == 1 and out > 0 and computed >= row["prompt"]:
+            kind = DECODE
+            counts[N_DECODES] += 1
+            counts[CONTEXT] += computed
+            if computed % block == 0 or row["shared_tail"]:
+                counts[GROWTH] += 1
+            if row["tbt_ns"] < NEVER_NS and not lost and not row["demoted"]:
+                kind = BOUND_DECODE
+                counts[N_BOUND] += 1
+                tightest = min(tightest, allowance_ns(records, r, now, decode_ns))
         else:
-            kind[i] = PREFILL
-        if demoted[r]:
-            continue
-        remaining = lone_ns_left(slot_ns, token_ns, decode_ns, left, outputs[r], min_tokens[r])
-        if deadline_ns[r] < NEVER_NS and now + remaining > arrival_ns[r] + deadline_ns[r]:
-            lost[i] = True
-        if outputs[r] == 0:
-            if ttft_ns[r] < NEVER_NS:
-                first = slot_ns + token_ns * left if inflight_slot[r] < 0 else 0.0
-                lost[i] |= now + first > arrival_ns[r] + ttft_ns[r]
-        elif tbt_ns[r] < NEVER_NS:
-            lost[i] |= late_gaps[r] > allowed_late_gaps(max_tokens[r])
-        if kind[i] == DECODE and tbt_ns[r] < NEVER_NS and not lost[i]:
-            kind[i] = BOUND_DECODE
-            whole = float(tbt_ns[r])
-            slack = float(last_token_ns[r] + tbt_ns[r] - now)
-            in_time = inflight_slot[r] < 0 and outputs[r] > 0 and slack > decode_ns
-            allowance[i] = min(slack, whole) if in_time else whole
-            if late_gaps[r] >= allowed_late_gaps(max_tokens[r]):
-                allowance[i] *= LAST_CHANCE
+            kind = PREFILL
+            counts[N_PREFILLS] += 1
+            end = row["prompt"] + row["outputs"]
+            counts[PROMISED] += (end + block - 1) // block - (computed + block - 1) // block
+            counts[GROWTH] += r == champion
+        counts[N_LOST] += lost
+        oldest = counts[OLDEST]
+        if oldest == NO_ROW or row["admitted_seq"] < records[oldest]["admitted_seq"]:
+            counts[OLDEST] = r
+        one = found[i]
+        one["row"] = r
+        one["kind"] = kind
+        one["need"] = left
+        one["lost"] = lost
+    return tightest
 
 
 @dataclass(slots=True)
 class Scan:
-    """What running rows can do now; arrays of length n, parallel to `rows`."""
+    """What running rows can do now.
 
-    rows: I32
-    kind: I32
-    need: I32
-    allowance: F64
-    lost: Bool
+    Attributes:
+        found: FOUND[n].
+        counts: int64[N_COUNTS].
+        tightest_ns: the tightest allowance of a decode with a TBT, ns; infinite without any.
+    """
 
-    def without(self, gone: Bool) -> Scan:
-        """The same without the marked rows."""
-        keep = ~gone
-        return Scan(self.rows[keep], self.kind[keep], self.need[keep], self.allowance[keep], self.lost[keep])
+    found: Records
+    counts: I64
+    tightest_ns: float
+
+    @property
+    def rows(self) -> I32:
+        """int32[n]."""
+        rows: I32 = self.found["row"]
+        return rows
 
 
-def scan(table: RequestTable, now: int, placeholders: bool, rates: tuple[float, float, float]) -> Scan:
+def scan(
+    table: RequestTable,
+    now: int,
+    placeholders: bool,
+    gives_up: bool,
+    rates: tuple[float, float, float],
+    block: int,
+    champion: int,
+) -> Scan:
     """Scan all running rows; see `scan_running`. `rates` are `costs.lone_rates`."""
-    rows = table.running_rows().copy()
-    n = rows.size
-    found = Scan(
-        rows, np.zeros(n, np.int32), np.zeros(n, np.int32), np.full(n, np.inf), np.zeros(n, np.bool_)
+    rows = table.running_rows()
+    found: Records = np.empty(rows.size, FOUND)
+    counts: I64 = np.empty(N_COUNTS, np.int64)
+    tightest = scan_running(
+        table.records, rows, now, placeholders, gives_up, *rates, block, champion, found, counts
     )
-    t = table
-    scan_running(
-        rows,
-        now,
-        placeholders,
-        *rates,
-        t.prompt,
-        t.outputs,
-        t.pending,
-        t.computed,
-        t.max_tokens,
-        t.min_tokens,
-        t.inflight_slot,
-        t.arrival_ns,
-        t.ttft_ns,
-        t.tbt_ns,
-        t.deadline_ns,
-        t.last_token_ns,
-        t.late_gaps,
-        t.demoted,
-        found.kind,
-        found.need,
-        found.allowance,
-        found.lost,
-    )
-    return found
+    return Scan(found, counts, tightest)

@@ -9,17 +9,25 @@ from __future__ import annotations
 import numpy as np
 
 from kaiseki.core.admission import Refusal, hopeless, never_runs, queue_full
-from kaiseki.core.applying import Applied, InFlight, apply_step
+from kaiseki.core.applying import Applied, apply_step
 from kaiseki.core.composing import (
-    entries_of,
-    no_entries,
-    order_of,
-    promised_blocks,
-    reorder,
+    arrange,
+    arrange_all,
+    phases_of_prefills,
+    scores_of_prefills,
     slot_bound_ns,
 )
-from kaiseki.core.costs import add_decode, lone_rates, marginal_ns, predict_ns
+from kaiseki.core.costs import add_decode, lone_rates, predict_ns
 from kaiseki.core.decision import F64, I32, Decision, How, StepResult
+from kaiseki.core.entries import (
+    ENTRY,
+    joined,
+    no_entries,
+    running_entries,
+    shut_out,
+    sift,
+    waiting_entries,
+)
 from kaiseki.core.fairness import Fairness
 from kaiseki.core.filling import (
     L_ADMISSION,
@@ -29,27 +37,26 @@ from kaiseki.core.filling import (
     L_STARVING,
     L_TOKENS,
     N_LIMITS,
-    Entries,
     fill,
     no_features,
 )
 from kaiseki.core.lifecycle import Ending, Lifecycle
 from kaiseki.core.pace import Pace
-from kaiseki.core.policy import Policy
+from kaiseki.core.policy import Order, Policy
 from kaiseki.core.preemption import choose_forced, choose_purchase, newcomer_value, victim_prices
-from kaiseki.core.protocols import F_DECODES, F_TOKENS, Capabilities, CostModel, KVSpace
+from kaiseki.core.protocols import F_DECODES, F_TOKENS, Capabilities, CostModel, KVSpace, OutOfBlocks
 from kaiseki.core.queues import Waiting
 from kaiseki.core.reasons import Event, Outcome, Reason
 from kaiseki.core.recording import record_slot
 from kaiseki.core.requests import NEVER_NS, OnLate, Request
-from kaiseki.core.scan import BOUND_DECODE, DECODE, PREFILL, Scan, scan
+from kaiseki.core.scan import CONTEXT, GROWTH, N_DECODES, N_LOST, OLDEST, PROMISED, Scan, scan
 from kaiseki.core.settings import SchedulerSettings
-from kaiseki.core.table import NO_ROW, RequestTable, State
+from kaiseki.core.starting import InFlight, put_in_flight
+from kaiseki.core.table import NO_ROW, Records, RequestTable, State
 from kaiseki.core.trace import Trace
 
 _REMEMBERED_SLOTS = 10_000
 """For how long the next arrival is expected to have a target that was seen before."""
-_NO_ROOM = (Reason.NO_ROW, Reason.NO_KV, Reason.WATERMARK)
 
 
 class Scheduler:
@@ -164,22 +171,41 @@ class Scheduler:
         life.rates = lone_rates(self._planes)
         if self.policy.gives_up:
             self._give_up_waiting(now)
-        found = scan(self.table, now, self.capabilities.placeholders, life.rates)
-        if self.policy.gives_up:
+        found = self._scan(now)
+        if found.counts[N_LOST]:
             found = self._give_up_running(found, now)
-        self._elect(found.rows)
-        found, forced = self._make_room(found, now)
+        if self.champion == NO_ROW or self.table.state[self.champion] != State.RUNNING:
+            self.champion = int(found.counts[OLDEST])
+            if found.counts[OLDEST] != NO_ROW:
+                found = self._scan(now)  # what the new champion needs counts as well
+        forced = self._make_room(found, now)
+        if forced.size:
+            found = self._scan(now)
         new = no_entries() if forced.size else self._candidates(now, work_limit)
         entries, features = self._fill(found, new, now, NO_ROW)
-        bought = np.empty(0, np.int32)
-        if self.policy.buys and new.rows.size:
-            bought, newcomer = self._buy(entries, found, now)
+        bought = forced[:0]
+        if new.size and (self.policy.buys or self.policy.fair):
+            bought, newcomer = self._displace(entries, now)
             if bought.size:
-                found = found.without(np.isin(found.rows, bought))
+                found = self._scan(now)
                 # A victim's blocks are idle now, and a fork can no longer share them.
-                new = self._measure(new.rows)
-                entries, features = self._fill(found, new, now, newcomer)
-        return self._emit(entries, features, np.concatenate([forced, bought]), found, now)
+                entries, features = self._fill(found, self._measure(new["row"]), now, newcomer)
+        decision = self._emit(entries, features, found, now)
+        if forced.size or bought.size:
+            decision.preempted = np.concatenate([forced, bought])
+            decision.how = np.full(decision.preempted.size, How.RECOMPUTE, np.int8)
+        return decision
+
+    def _scan(self, now: int) -> Scan:
+        return scan(
+            self.table,
+            now,
+            self.capabilities.placeholders,
+            self.policy.gives_up,
+            self.life.rates,
+            self.kv.block_tokens,
+            self.champion,
+        )
 
     def _give_up_waiting(self, now: int) -> None:
         """Drop or demote waiting requests that can't meet their SLO any more, latest start first."""
@@ -188,168 +214,195 @@ class Scheduler:
             return
         known = self.table.prompt[rows] + self.table.outputs[rows]
         cached = self.kv.cached_tokens(rows, known - 1)[:, 0]
-        latest = self.life.latest_start(self.life.view(rows, known - cached))
+        latest = self.life.latest_start(rows, known - cached)
         can = latest >= now
         self.waiting.watch(rows[can], latest[can])
         self._lose(rows[~can], Reason.HOPELESS, now)
 
     def _give_up_running(self, found: Scan, now: int) -> Scan:
-        if not found.lost.any():
-            return found
-        lost = found.rows[found.lost]
+        """Drop or demote running requests that are lost, and look again."""
+        lost = found.rows[found.found["lost"]]
         late = self.table.outputs[lost] > 0
         self._lose(lost[late], Reason.LATE_GAPS, now)
         self._lose(lost[~late], Reason.HOPELESS, now)
-        return found.without(found.lost & (self.table.state[found.rows] != State.RUNNING))
+        return self._scan(now)
 
     def _lose(self, rows: I32, reason: Reason, now: int) -> None:
         fate = self.table.on_late[rows]
         demoted = rows[(fate == OnLate.DEMOTE) & ~self.table.demoted[rows]]
         if demoted.size:
             self.life.demote(demoted, reason, now)
-        for row in rows[fate == OnLate.EXPIRE]:
-            self.life.end(int(row), Outcome.EXPIRED, reason, now)
+        self.life.end_all(rows[fate == OnLate.EXPIRE], Outcome.EXPIRED, reason, now)
 
-    def _elect(self, running: I32) -> None:
-        """Keep the champion until it ends; then the oldest running row takes over."""
-        t = self.table
-        if self.champion != NO_ROW and t.state[self.champion] == State.RUNNING:
-            return
-        self.champion = int(running[np.argmin(t.admitted_seq[running])]) if running.size else NO_ROW
-
-    def _make_room(self, found: Scan, now: int) -> tuple[Scan, I32]:
+    def _make_room(self, found: Scan, now: int) -> I32:
         """Stop the cheapest running rows when decodes (and the champion) can't get their next block."""
         t, block = self.table, self.kv.block_tokens
-        growing = (found.kind == DECODE) | (found.kind == BOUND_DECODE)
-        rows = found.rows[growing]
-        start = t.computed[rows]
-        need = int(((start % block == 0) | t.shared_tail[rows]).sum())
-        if self.champion != NO_ROW and (found.kind[found.rows == self.champion] == PREFILL).any():
-            need += 1
         limbo = self.kv.total_blocks - self.kv.free_blocks() - self.kv.live_blocks()
-        shortage = need - self.kv.free_blocks() - limbo
+        shortage = int(found.counts[GROWTH]) - self.kv.free_blocks() - limbo
         if shortage <= 0:
-            return found, rows[:0]
-        others = found.rows[found.rows != self.champion]
+            return np.empty(0, np.int32)
+        rows = t.running_rows()
+        others = rows[rows != self.champion]
         held = -(-t.computed[others] // block)
         cost = self.policy.victim_cost(self.life.view(others, t.computed[others]), held, now)
-        order = np.lexsort((-t.admitted_seq[others], cost))
-        ranked = others[order]
+        ranked = others[np.lexsort((-t.admitted_seq[others], cost))]
         victims = choose_forced(ranked, self.kv.reclaimable(ranked), shortage)
         if victims.size:
             self.life.preempt(victims, Event.PREEMPTED, Reason.FORCED_BY_GROWTH, now, float(shortage))
-        return found.without(np.isin(found.rows, victims)), victims
+        return victims
 
-    def _candidates(self, now: int, work_limit: int | None) -> Entries:
+    def _candidates(self, now: int, work_limit: int | None) -> Records:
         """Look at the best few waiting requests that can still make it."""
-        t, life = self.table, self.life
+        t = self.table
         free_rows = self.settings.max_batch_size - t.running_count
-        if self.policy.whole_batch and t.running_count:
+        if len(self.waiting) == 0 or (self.policy.whole_batch and t.running_count):
             return no_entries()
-        limit = min(self.settings.window, max(free_rows, 1 if self.policy.buys else 0))
+        limit = min(self.settings.window, max(free_rows, 1 if self.policy.buys or self.policy.fair else 0))
         limit = min(limit, len(self.waiting), self.settings.window if work_limit is None else work_limit)
         if limit <= 0:
             return no_entries()
-        tenants = int((self.waiting.counts() > 0).sum())
-        share = -(-limit // tenants) if self.policy.fair else limit
+        share = limit
+        if self.policy.fair:
+            share = -(-limit // int(np.count_nonzero(self.waiting.counts())))
         new = self._measure(self.waiting.peek(limit, share))
-        looked = new.rows.size
+        looked = new.size
         while self.policy.gives_up:
             # The latest-start heap gives up a window of requests per slot; nobody is admitted after it.
-            latest = life.latest_start(life.view(new.rows, new.need))
-            lost = (latest < now) & ~t.demoted[new.rows] & (t.on_late[new.rows] != OnLate.KEEP)
+            rows = np.ascontiguousarray(new["row"])
+            latest = self.life.latest_start(rows, np.ascontiguousarray(new["need"]))
+            if latest.min(initial=np.inf) >= now:
+                break
+            lost = (latest < now) & ~t.demoted[rows] & (t.on_late[rows] != OnLate.KEEP)
             if not lost.any():
                 break
-            self._lose(new.rows[lost], Reason.HOPELESS, now)
+            self._lose(rows[lost], Reason.HOPELESS, now)
             left = limit if work_limit is None else min(limit, work_limit - looked)
             more = self.waiting.peek(max(0, min(int(lost.sum()), left)), share)
             looked += more.size
-            new = self._measure(np.concatenate([new.rows[~lost], more]))
+            new = self._measure(np.concatenate([rows[~lost], more]))
         return new
 
-    def _measure(self, rows: I32) -> Entries:
+    def _measure(self, rows: I32) -> Records:
         """What each of these waiting requests would need if it were admitted now."""
-        t, life, block = self.table, self.life, self.kv.block_tokens
-        known = t.prompt[rows] + t.outputs[rows]
-        parents = life.forkable(rows)
-        cached = self.kv.cached_tokens(rows, known - 1)
-        forks = parents != NO_ROW
-        start = np.where(forks, t.prompt[rows] - 1, cached[:, 0]).astype(np.int32)
-        t.shared_tail[parents[forks]] = True
-        n = rows.size
-        copy = (forks & (start % block != 0)).astype(np.int32)
-        return Entries(
-            rows=rows,
-            decode=np.zeros(n, np.bool_),
-            waiting=np.ones(n, np.bool_),
-            start=start,
-            need=(known - start).astype(np.int32),
-            pins=np.where(forks, 0, cached[:, 1]).astype(np.int32),
-            copy=copy,
-            whole=(-(-known // block) - -(-start // block) + copy).astype(np.int32),
-            tenant=t.tenant[rows],
-            chunk=np.zeros(n, np.int32),
-            reason=np.zeros(n, np.int32),
-            short=np.zeros(n),
-        )
+        t = self.table
+        rows = np.ascontiguousarray(rows)
+        cached = self.kv.cached_tokens(rows, t.prompt[rows] + t.outputs[rows] - 1)
+        return waiting_entries(t, rows, cached, self.kv.block_tokens)
 
-    def _fill(self, found: Scan, new: Entries, now: int, first: int) -> tuple[Entries, F64]:
+    def _fill(self, found: Scan, new: Records, now: int, first: int) -> tuple[Records, F64]:
         """Order all entries and grant what fits. Returns them with their grants, and the set's features."""
         t, s, p, planes = self.table, self.settings, self.policy, self._planes
-        block = self.kv.block_tokens
         bound_ns = slot_bound_ns(p, found, self.tightest_ttft_ns())
         headroom = self.cost.headroom() if p.time_bound else 1.0
-        entries = entries_of(t, found, new, block)
-        keys = self.waiting.keys(entries.rows)
-        scores = p.rescore(self.life.view(entries.rows, entries.need), keys, now)
-        bound = np.isin(entries.rows, found.rows[found.kind == BOUND_DECODE])
-        crowd = no_features()
-        decodes = entries.decode
-        crowd[F_DECODES] = decodes.sum() - 1
-        add_decode(crowd, float(entries.start[decodes].sum()))
-        roomy = predict_ns(planes, crowd) * headroom <= bound_ns
-        entries = reorder(entries, order_of(p, t, entries, bound, scores, first, s.max_passes, roomy))
-        limits = np.zeros(N_LIMITS)
         budget = s.max_slot_tokens if p.budget_tokens is None else p.budget_tokens
+        limits = np.zeros(N_LIMITS)
         limits[L_TOKENS] = min(budget, self.capabilities.max_step_tokens)
         limits[L_ROWS] = s.max_batch_size - t.running_count
         limits[L_BLOCKS] = self.kv.free_blocks()
         ceiling = int(s.watermark_ratio * self.kv.total_blocks)
-        limits[L_ADMISSION] = ceiling - self.kv.live_blocks() - promised_blocks(t, found, block)
+        limits[L_ADMISSION] = ceiling - self.kv.live_blocks() - int(found.counts[PROMISED])
         limits[L_STARVING] = float(self._slots_without_prefill >= p.starving_slots)
         limits[L_SOLE] = float(t.running_count == 0)
-        lag = self.fairness.lag_ns if p.fair and self.fairness.lag_ns > 0 else np.inf
-        features = no_features()
-        e = entries
-        fill(
-            e.decode, e.waiting, e.start, e.need, e.pins, e.copy, e.whole, e.tenant,
-            e.chunk, e.reason, e.short,
-            features, planes, headroom, bound_ns, limits, s.quantum_tokens, block, p.chunked, p.strict,
-            self.fairness.counter.copy(), self.fairness.weight, lag,
+        entries = self._arrange(found, new, now, first, bound_ns / headroom, limits)
+        lag = hard = np.inf
+        if p.fair and self.fairness.lag_ns > 0:
+            lag = self.fairness.lag_ns
+            hard = self.fairness.hard_lag_ns if self.capabilities.pause_decode else np.inf
+        rules = np.array(
+            [headroom, bound_ns, s.quantum_tokens, self.kv.block_tokens, p.chunked, p.strict, lag, hard,
+             self.champion]
         )  # fmt: skip
+        features = no_features()
+        counter = self.fairness.counter.copy()  # the real ones are charged when the grants are carried out
+        more = np.zeros(counter.size, np.int32)
+        fill(entries, features, no_features(), planes, rules, limits, counter, self.fairness.weight, more)
         return entries, features
 
-    def _buy(self, entries: Entries, found: Scan, now: int) -> tuple[I32, int]:
-        """Stop running requests for the first newcomer that found no room, if that pays."""
+    def _arrange(
+        self, found: Scan, new: Records, now: int, first: int, within_ns: float, limits: F64
+    ) -> Records:
+        """Entries in the order in which they are offered a grant."""
+        t, p = self.table, self.policy
+        running = running_entries(t, found, self.kv.block_tokens)
+        decodes = int(found.counts[N_DECODES])
+        crowd = no_features()
+        if decodes:
+            add_decode(crowd, float(found.counts[CONTEXT] + decodes))
+            crowd[F_DECODES] = decodes
+        roomy = predict_ns(self._planes, crowd) <= within_ns and decodes <= limits[L_TOKENS]
+        others = joined(running[decodes:], new)
+        apart = roomy and p.order != Order.ADMISSION
+        if apart and others.size == 0:
+            return running
+        phase = phases_of_prefills(p, t, others, first, self.settings.max_passes)
+        if apart:
+            score = scores_of_prefills(p, t, others, self._scores(others, now))
+            return arrange(t, running, others, found, phase, score)
+        entries = joined(running[:decodes], others)
+        score = scores_of_prefills(p, t, entries, self._scores(entries, now))
+        return arrange_all(p, t, entries, np.concatenate([np.zeros(decodes), phase]), score)
+
+    def _scores(self, entries: Records, now: int) -> F64:
+        rows = np.ascontiguousarray(entries["row"])
+        return self.policy.rescore(self.life.view(rows, entries["need"]), self.waiting.keys(rows), now)
+
+    def _displace(self, entries: Records, now: int) -> tuple[I32, int]:
+        """Stop running requests for the first newcomer that found no room, if it may. Victims, newcomer."""
+        none = np.empty(0, np.int32)
+        out = np.empty(entries.size, np.int32)
+        out = out[: shut_out(entries, out)]
+        if out.size == 0:
+            return none, NO_ROW
+        if self.policy.fair:
+            victims, newcomer = self._repossess(entries[out], now)
+            if victims.size:
+                return victims, newcomer
+        out = out[~self.table.demoted[entries["row"][out]]]
+        if out.size and self.policy.buys:
+            return self._buy(entries[out[0]], now)
+        return none, NO_ROW
+
+    def _repossess(self, shut_out: Records, now: int) -> tuple[I32, int]:
+        """A tenant further ahead than H gives way to one that lacks room: whoever costs least is stopped."""
+        t, fair = self.table, self.fairness
+        counters = fair.counter[shut_out["tenant"]]
+        i = int(np.argmin(counters))
+        rows = t.running_rows()
+        ahead = fair.counter[t.tenant[rows]] - counters[i] > fair.hard_lag_ns
+        rows = rows[ahead & (rows != self.champion)]
+        if rows.size == 0 or fair.lag_ns <= 0:
+            return rows[:0], NO_ROW
+        held = -(-t.computed[rows] // self.kv.block_tokens)
+        cost = self.policy.victim_cost(self.life.view(rows, t.computed[rows]), held, now)
+        ranked = rows[np.lexsort((-t.admitted_seq[rows], cost))]
+        short = int(np.ceil(shut_out["short"][i])) if shut_out["reason"][i] != Reason.NO_ROW else 1
+        if shut_out["reason"][i] == Reason.NO_ROW:
+            victims = ranked[:1]
+        else:
+            victims = choose_forced(ranked, self.kv.reclaimable(ranked), short)
+        newcomer = int(shut_out["row"][i])
+        if victims.size:
+            gap = float(fair.counter[t.tenant[victims]].max() - counters[i])
+            seq = int(t.seq[newcomer])
+            self.life.preempt(victims, Event.PREEMPTED, Reason.FAIR_SHARE, now, gap, seq)
+        return victims, newcomer
+
+    def _buy(self, wants: Records, now: int) -> tuple[I32, int]:
+        """Stop running requests for one newcomer that found no room, if that pays."""
         none = np.empty(0, np.int32)
         t, life, s = self.table, self.life, self.settings
-        shut_out = entries.waiting & (entries.chunk == 0) & np.isin(entries.reason, _NO_ROOM)
-        shut_out &= ~t.demoted[entries.rows]
-        if not shut_out.any():
-            return none, NO_ROW
-        i = int(np.argmax(shut_out))
-        newcomer = life.view(entries.rows[i : i + 1], entries.need[i : i + 1])
+        newcomer = life.view(np.array([wants["row"]]), np.array([wants["need"]]))
         tau = self.policy.tau_ms * 1e6
         value = newcomer_value(newcomer, now, tau, s.slo_lambda)
-        rows = found.rows
-        able = (rows != self.champion) & (t.preempted_slot[rows] + s.fairness_window < life.slot)
-        view = life.view(rows[able], t.computed[rows[able]])
-        prices = victim_prices(view, newcomer, now, tau, s.slo_lambda)
+        if value <= life.rates[0] / 1e9:  # nobody costs less than one slot
+            return none, NO_ROW
+        rows = t.running_rows()
+        rows = rows[(rows != self.champion) & (t.preempted_slot[rows] + s.fairness_window < life.slot)]
+        prices = victim_prices(life.view(rows, t.computed[rows]), newcomer, now, tau, s.slo_lambda)
         order = np.argsort(prices, kind="stable")
         order = order[np.isfinite(prices[order])]
-        ranked = view.rows[order]
-        reason = Reason(int(entries.reason[i]))
-        short = 0 if reason == Reason.NO_ROW else int(np.ceil(entries.short[i]))
+        ranked = rows[order]
+        short = 0 if wants["reason"] == Reason.NO_ROW else int(np.ceil(wants["short"]))
         deal = choose_purchase(ranked, prices[order], self.kv.reclaimable(ranked), short, value)
         if deal is None:
             return none, NO_ROW
@@ -358,59 +411,61 @@ class Scheduler:
         self.trace.note(life.slot, now, t.seq[newcomer.rows], Event.ADMITTED, Reason.PURCHASED, deal.value)
         return deal.victims, int(newcomer.rows[0])
 
-    def _emit(self, entries: Entries, features: F64, stopped: I32, found: Scan, now: int) -> Decision:
+    def _emit(self, entries: Records, features: F64, found: Scan, now: int) -> Decision:
         """Turn grants into a decision: attach, reserve, advance the table, record."""
-        t, life = self.table, self.life
-        self.waiting.put_back(entries.rows[entries.waiting & (entries.chunk == 0)])
-        granted = entries.chunk > 0
-        admitted = entries.rows[granted & entries.waiting]
-        if admitted.size:
-            self._attach(admitted, entries.start[granted & entries.waiting], now)
-        rows, start, chunk = entries.rows[granted], entries.start[granted], entries.chunk[granted]
-        end = start + chunk
-        fits = np.cumsum(self.kv.growth_need(rows, start, end)) <= self.kv.free_blocks()
-        if not fits.all():
-            rows, start, chunk, end = rows[fits], start[fits], chunk[fits], end[fits]
-        copies = self.kv.reserve(rows, start, end)
-        t.shared_tail[rows] = False
-        samples = end == t.prompt[rows] + t.outputs[rows] + t.pending[rows]
-        t.computed[rows] = end
-        t.pending[rows] += samples
-        t.inflight_slot[rows] = life.slot
-        decision = Decision(
-            slot=life.slot,
-            rows=rows,
-            tokens=chunk,
-            starts=start,
-            samples=samples,
-            epochs=t.epoch[rows].copy(),
-            preempted=stopped,
-            how=np.full(stopped.size, How.RECOMPUTE, np.int8),
-            copies=copies,
-            predicted_ns=int(predict_ns(self._planes, features)),
-            bound_ns=int(min(slot_bound_ns(self.policy, found, self.tightest_ttft_ns()), NEVER_NS)),
+        life, p = self.life, self.policy
+        granted: Records = np.empty(entries.size, ENTRY)
+        admitted, turned = np.empty((2, entries.size), np.int32)
+        n, n_new, n_turned = sift(entries, granted, admitted, turned)
+        granted = granted[:n]
+        if n_turned:
+            self.waiting.put_back(turned[:n_turned])
+        if n_new:
+            self._attach(granted[admitted[:n_new]], now)
+        granted, copies = self._reserve(granted)
+        predicted = predict_ns(self._planes, features)
+        fair = self.fairness
+        flight, prefills = put_in_flight(
+            self.table.records,
+            granted,
+            life.slot,
+            self._planes,
+            features,
+            predicted,
+            fair.counter,
+            fair.weight,
         )
-        decode = entries.decode[granted] if fits.all() else entries.decode[granted][fits]
-        starved = bool(decode.all()) and not entries.decode.all()
+        decision = flight.decision
+        decision.copies = copies
+        decision.bound_ns = int(min(slot_bound_ns(p, found, self.tightest_ttft_ns()), NEVER_NS))
+        starved = prefills == 0 and entries.size > found.counts[N_DECODES]
         self._slots_without_prefill = self._slots_without_prefill + 1 if starved else 0
-        if rows.size:
-            shares = marginal_ns(self._planes, features, decode, start, chunk)
-            self._inflight[life.slot] = InFlight(decision, features, shares)
+        if granted.size:
+            self._inflight[life.slot] = flight
         record_slot(life, self.settings, entries, now)
         return decision
 
-    def _attach(self, rows: I32, starts: I32, now: int) -> None:
+    def _attach(self, admitted: Records, now: int) -> None:
         """Give newly admitted rows the KV they can share, and mark them as running."""
-        t, life = self.table, self.life
-        parents = life.forkable(rows)
-        forks = parents != NO_ROW
-        for child, parent, tokens in zip(rows[forks], parents[forks], starts[forks], strict=True):
-            self.kv.fork(int(parent), int(child), int(tokens))
-            t.shared_tail[[child, parent]] = True
-        plain = rows[~forks]
-        if plain.size:
-            self.kv.attach(plain, starts[~forks])
-        life.start(rows, starts, now)
+        rows, starts, parents = admitted["row"].copy(), admitted["start"].copy(), admitted["parent"]
+        forks = np.flatnonzero(parents != NO_ROW)
+        for i in forks.tolist():
+            self.kv.fork(int(parents[i]), int(rows[i]), int(starts[i]))
+            self.table.shared_tail[[rows[i], parents[i]]] = True
+        if forks.size < rows.size:
+            plain = parents == NO_ROW
+            self.kv.attach(rows[plain], starts[plain])
+        self.life.start(rows, starts, now)
+
+    def _reserve(self, granted: Records) -> tuple[Records, I32]:
+        """Take blocks for the chunks; what does not fit after all is left out. Returns copies as well."""
+        rows, start = np.ascontiguousarray(granted["row"]), granted["start"]
+        end = start + granted["chunk"]
+        try:
+            return granted, self.kv.reserve(rows, start, end)
+        except OutOfBlocks:
+            fits = np.cumsum(self.kv.growth_need(rows, start, end)) <= self.kv.free_blocks()
+            return granted[fits], self.kv.reserve(rows[fits], start[fits], end[fits])
 
     # ------------------------------------------------------------------ apply
 

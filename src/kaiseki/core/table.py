@@ -9,9 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from kaiseki.core.decision import F64, I32, I64, Bool
+from kaiseki.core.jit import kernel
 from kaiseki.core.requests import NEVER_NS
 
 NO_ROW = -1
+
+Records = npt.NDArray[np.void]
+"""Structured arrays."""
+Record = Any
+"""One element of a structured array, in compiled code."""
 
 
 class State(IntEnum):
@@ -23,8 +29,73 @@ class State(IntEnum):
     RUNNING = 3
 
 
+ROW = np.dtype(
+    [  # what every slot looks at comes first, so that it shares cache lines
+        ("state", np.int32),
+        ("epoch", np.int32),
+        ("prompt", np.int32),
+        ("outputs", np.int32),
+        ("pending", np.int32),
+        ("computed", np.int32),
+        ("confirmed", np.int32),
+        ("max_tokens", np.int32),
+        ("min_tokens", np.int32),
+        ("inflight_slot", np.int64),
+        ("tbt_ns", np.int64),
+        ("last_token_ns", np.int64),
+        ("arrival_ns", np.int64),
+        ("ttft_ns", np.int64),
+        ("deadline_ns", np.int64),
+        ("admitted_seq", np.int64),
+        ("late_gaps", np.int32),
+        ("tenant", np.int32),
+        ("last_reason", np.int32),
+        ("demoted", np.bool_),
+        ("shared_tail", np.bool_),
+        ("seq", np.int64),
+        ("cls", np.int32),
+        ("tier", np.int32),
+        ("priority", np.int32),
+        ("weight", np.float64),
+        ("on_late", np.int32),
+        ("cached", np.int32),
+        ("fork_of", np.int32),
+        ("passes", np.int32),
+        ("preemptions", np.int32),
+        ("preempted_slot", np.int64),
+        ("recomputed", np.int64),
+        ("admitted_ns", np.int64),
+        ("first_token_ns", np.int64),
+        ("service_ns", np.float64),
+    ],
+    align=True,
+)
+"""One open request. The fields are explained where `RequestTable` names them as columns."""
+
+_EMPTY = np.zeros((), ROW)
+for _name, _value in (
+    ("seq", -1),
+    ("preempted_slot", -(2**40)),
+    ("weight", 1.0),
+    ("ttft_ns", NEVER_NS),
+    ("tbt_ns", NEVER_NS),
+    ("deadline_ns", NEVER_NS),
+    ("state", State.FREE),
+    ("inflight_slot", -1),
+    ("fork_of", NO_ROW),
+    ("admitted_seq", -1),
+    ("admitted_ns", -1),
+    ("first_token_ns", -1),
+    ("last_token_ns", -1),
+):
+    _EMPTY[_name] = _value
+
+
 class RequestTable:
-    """A struct of arrays. Columns are read and written as whole arrays or through rows; see the comments.
+    """One record per request, whose fields are also columns: `table.prompt[rows]`.
+
+    Compiled code takes `records` whole, as one argument, and finds what it needs of a request side by
+    side in memory; a row is made new by one assignment.
 
     The `running` rows are also kept as a compact array. Token counts obey
     `confirmed <= computed <= known + pending` and `known = prompt + outputs`.
@@ -71,63 +142,23 @@ class RequestTable:
     service_ns: F64  # card time charged for it
     last_reason: I32
 
-    _DEFAULTS: tuple[tuple[str, type[np.generic], float], ...] = (
-        ("seq", np.int64, -1),
-        ("tenant", np.int32, 0),
-        ("cls", np.int32, 0),
-        ("tier", np.int32, 0),
-        ("priority", np.int32, 0),
-        ("weight", np.float64, 1.0),
-        ("on_late", np.int32, 0),
-        ("arrival_ns", np.int64, 0),
-        ("ttft_ns", np.int64, NEVER_NS),
-        ("tbt_ns", np.int64, NEVER_NS),
-        ("deadline_ns", np.int64, NEVER_NS),
-        ("prompt", np.int32, 0),
-        ("max_tokens", np.int32, 0),
-        ("min_tokens", np.int32, 0),
-        ("outputs", np.int32, 0),
-        ("pending", np.int32, 0),
-        ("computed", np.int32, 0),
-        ("confirmed", np.int32, 0),
-        ("cached", np.int32, 0),
-        ("state", np.int32, State.FREE),
-        ("epoch", np.int32, 0),
-        ("inflight_slot", np.int64, -1),
-        ("demoted", np.bool_, 0),
-        ("shared_tail", np.bool_, 0),
-        ("fork_of", np.int32, NO_ROW),
-        ("passes", np.int32, 0),
-        ("preemptions", np.int32, 0),
-        ("preempted_slot", np.int64, -(2**40)),
-        ("admitted_seq", np.int64, -1),
-        ("recomputed", np.int64, 0),
-        ("admitted_ns", np.int64, -1),
-        ("first_token_ns", np.int64, -1),
-        ("last_token_ns", np.int64, -1),
-        ("late_gaps", np.int32, 0),
-        ("service_ns", np.float64, 0.0),
-        ("last_reason", np.int32, 0),
-    )
-    _KEPT = frozenset({"epoch"})  # survives recycling, so that a late result never meets a row's next owner
-
     def __init__(self, capacity: int = 256) -> None:
         self.capacity = 0
+        self.records: Records = np.empty(0, ROW)
         self.running: I32 = np.empty(0, np.int32)
         self.running_count = 0
         self._running_pos: I32 = np.empty(0, np.int32)
         self._free: list[int] = []
         self.open_rows = 0
-        for name, dtype, _ in self._DEFAULTS:
-            setattr(self, name, np.empty(0, dtype))
         self._grow(capacity)
 
     def _grow(self, capacity: int) -> None:
         old, self.capacity = self.capacity, capacity
-        for name, dtype, default in self._DEFAULTS:
-            column = np.full(capacity, default, dtype)
-            column[:old] = getattr(self, name)
-            setattr(self, name, column)
+        records = np.full(capacity, _EMPTY)
+        records[:old] = self.records
+        self.records = records
+        for name in ROW.names or ():
+            setattr(self, name, records[name])
         self.running = np.concatenate([self.running, np.empty(capacity - old, np.int32)])
         self._running_pos = np.concatenate([self._running_pos, np.full(capacity - old, -1, np.int32)])
         self._free.extend(range(capacity - 1, old - 1, -1))
@@ -139,14 +170,14 @@ class RequestTable:
         self.open_rows += 1
         return self._free.pop()
 
-    def recycle(self, row: int) -> None:
-        """Give the row back. It must not be running."""
-        for name, _, default in self._DEFAULTS:
-            if name not in self._KEPT:
-                getattr(self, name)[row] = default
-        self.epoch[row] += 1
-        self._free.append(row)
-        self.open_rows -= 1
+    def recycle(self, rows: I32) -> None:
+        """Give rows back. None may be running."""
+        # The epoch goes on, so that a late result never meets the row's next owner.
+        epochs = self.epoch[rows] + 1
+        self.records[rows] = _EMPTY
+        self.epoch[rows] = epochs
+        self._free.extend(rows.tolist())
+        self.open_rows -= rows.size
 
     def running_rows(self) -> I32:
         """int32[running], a view in no particular order."""
@@ -160,33 +191,74 @@ class RequestTable:
         self._running_pos[rows] = places
         self.running_count += rows.size
 
-    def stop_running(self, row: int, state: State) -> None:
-        """Take a row out of the running set."""
-        self.state[row] = state
-        hole = self._running_pos[row]
-        self.running_count -= 1
-        last = self.running[self.running_count]
-        self.running[hole] = last
-        self._running_pos[last] = hole
-        self._running_pos[row] = -1
+    def stop_running(self, rows: I32, state: State) -> None:
+        """Take rows out of the running set; what is in flight for them becomes void."""
+        stop_rows(self.records, self.running, self._running_pos, self.running_count, rows, int(state))
+        self.running_count -= rows.size
+
+
+@kernel
+def stop_rows(records: Records, running: I32, places: I32, count: int, rows: I32, state: int) -> None:
+    """Take rows out of the first `count` of `running`, filling the holes from its end."""
+    for i in range(rows.size):
+        r = rows[i]
+        hole = places[r]
+        count -= 1
+        last = running[count]
+        running[hole] = last
+        places[last] = hole
+        places[r] = -1
+        row = records[r]
+        row["state"] = state
+        row["epoch"] += 1
+        row["pending"] = 0
+        row["computed"] = 0
+        row["confirmed"] = 0
+        row["inflight_slot"] = -1
+        row["shared_tail"] = False
 
 
 class View:
     """Read-only window on some rows of the table, as policies see it: `view.prompt` is `prompt[rows]`.
 
-    Attributes:
+    Args:
+        table: the request table.
         rows: int32[n].
         uncached: int32[n], tokens still to be computed before the next output token, best cache.
-        lone_ns: float64[n], predicted time to do that alone on the card.
-        paced_ns: float64[n], predicted time to its last certain token at the pace of recent slots.
+        slot_ns, token_ns: fixed and per-token cost of a lone prefill, ns.
+        pace_slot_ns, pace_token_ns: the same under the load of recent slots: per step, per prefill token.
     """
 
-    def __init__(self, table: RequestTable, rows: I32, uncached: I32, lone_ns: F64, paced_ns: F64) -> None:
+    def __init__(
+        self,
+        table: RequestTable,
+        rows: I32,
+        uncached: I32,
+        slot_ns: float,
+        token_ns: float,
+        pace_slot_ns: float,
+        pace_token_ns: float,
+    ) -> None:
         self._table = table
         self.rows = rows
         self.uncached = uncached
-        self.lone_ns = lone_ns
-        self.paced_ns = paced_ns
+        self._lone = slot_ns, token_ns
+        self._pace = pace_slot_ns, pace_token_ns
+
+    @property
+    def lone_ns(self) -> F64:
+        """float64[n], predicted time to compute `uncached` alone on the card."""
+        slot_ns, token_ns = self._lone
+        lone: F64 = slot_ns + token_ns * self.uncached.astype(np.float64)
+        return lone
+
+    @property
+    def paced_ns(self) -> F64:
+        """float64[n], predicted time to its last certain token at the pace of recent slots."""
+        slot_ns, token_ns = self._pace
+        rest = np.maximum(self.min_tokens - self.outputs - 1, 0)
+        paced: F64 = token_ns * self.uncached.astype(np.float64) + rest * slot_ns
+        return paced
 
     def __getattr__(self, name: str) -> npt.NDArray[Any]:
         column = getattr(self._table, name)

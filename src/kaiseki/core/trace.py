@@ -25,6 +25,20 @@ RECORD = np.dtype(
     ]
 )
 
+CUT = np.dtype(
+    [
+        ("key", np.float64),  # as in `Cutoff`
+        ("seq", np.int64),
+        ("reason", np.int32),
+        ("new_key", np.float64),  # of the slot that is being recorded
+        ("new_seq", np.int64),
+        ("new_reason", np.int32),
+        ("short", np.float64),
+        ("turned", np.bool_),  # a candidate of this tenant was turned away
+    ],
+    align=True,
+)
+
 
 class Trace:
     """Records since the last drain. Grows when a slot touches more than there is room for."""
@@ -33,7 +47,7 @@ class Trace:
         self._records: npt.NDArray[np.void] = np.zeros(capacity, RECORD)
         self._count = 0
         self._cutoffs: list[Cutoff] = []
-        self._last: dict[int, Cutoff] = {}
+        self._cuts = np.zeros(0, CUT)
 
     def note(
         self,
@@ -49,19 +63,34 @@ class Trace:
         n = seqs.size
         if n == 0:
             return
-        while self._count + n > self._records.size:
-            self._records = np.concatenate([self._records, np.zeros_like(self._records)])
-        part = self._records[self._count : self._count + n]
+        part = self.room(n)
         part["slot"], part["t_ns"], part["seq"] = slot, now, seqs
         part["event"], part["reason"], part["amount"], part["other"] = event, reason, amount, other
         self._count += n
 
-    def cut(self, cutoff: Cutoff) -> None:
-        """Keep a cutoff if it says something new about its queue."""
-        last = self._last.get(cutoff.tenant)
-        if last is None or (last.key, last.seq, last.reason) != (cutoff.key, cutoff.seq, cutoff.reason):
-            self._last[cutoff.tenant] = cutoff
-            self._cutoffs.append(cutoff)
+    def room(self, n: int) -> npt.NDArray[np.void]:
+        """RECORD[n] behind the newest record, to be written and then counted by `wrote`."""
+        while self._count + n > self._records.size:
+            self._records = np.concatenate([self._records, np.zeros_like(self._records)])
+        return self._records[self._count : self._count + n]
+
+    def wrote(self, n: int) -> None:
+        """The first `n` of the records that `room` gave are valid."""
+        self._count += n
+
+    def cuts(self, tenants: int) -> npt.NDArray[np.void]:
+        """CUT[tenants]: the cutoffs in force, by tenant."""
+        missing = tenants - self._cuts.size
+        if missing > 0:
+            fresh = np.zeros(missing, CUT)
+            fresh["reason"] = -1  # like no cutoff at all
+            self._cuts = np.concatenate([self._cuts, fresh])
+        return self._cuts[:tenants]
+
+    def cut(self, slot: int, tenant: int) -> None:
+        """Keep the cutoff that is now in force for a tenant."""
+        key, seq, reason, _, _, _, short, _ = self._cuts[tenant].item()
+        self._cutoffs.append(Cutoff(slot, tenant, key, seq, Reason(reason), short))
 
     def drain(self) -> tuple[npt.NDArray[np.void], list[Cutoff]]:
         """Everything since the last call: RECORD[n] and the cutoffs that came into force."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kaiseki.core.decision import F64
+from kaiseki.core.jit import kernel
 from kaiseki.core.protocols import F_SLOT, N_FEATURES
 
 _NOISE = 0.1
@@ -19,6 +20,7 @@ _QUANTILE = 0.99
 """Share of steps that should stay within prediction * headroom."""
 _KEPT_STEPS = 256
 """Steps over which that share is counted."""
+_PLACE = int(_QUANTILE * (_KEPT_STEPS - 1))
 _FIRST_HEADROOM = 1.25
 _FLOOR = 1e-3
 """A weight never falls below this part of its prior, or it could not rise again."""
@@ -53,6 +55,8 @@ class OnlineLinear:
         self._speed = 1.0
         self._ratios = np.full(_KEPT_STEPS, _FIRST_HEADROOM)
         self._steps = 0
+        self._headroom = _FIRST_HEADROOM
+        self._spread, self._share = np.zeros((2, N_FEATURES))
 
     @property
     def weights(self) -> F64:
@@ -68,23 +72,62 @@ class OnlineLinear:
 
         Steps that have not happened yet count as 1.25, so that it starts on the safe side.
         """
-        place = int(_QUANTILE * (_KEPT_STEPS - 1))
-        return float(np.clip(np.partition(self._ratios, place)[place], 1.0, 2.0))
+        return self._headroom
 
     def observe(self, features: F64, measured_ns: int) -> None:
         """Correct the weights and the speed by one measured step."""
-        predicted = float(self._weights @ features)
-        if predicted <= 0 or measured_ns <= 0:
+        place = self._steps % _KEPT_STEPS
+        self._speed, counted = correct(
+            self._weights, self._least, self._covariance, self._ratios, features,
+            float(measured_ns), self._speed, self._clip, place, self._spread, self._share,
+        )  # fmt: skip
+        if not counted:
             return
-        ratio = float(np.clip(measured_ns / predicted, 1 / self._clip, self._clip))
-        self._ratios[self._steps % _KEPT_STEPS] = ratio / self._speed
         self._steps += 1
-        self._speed += _SPEED_MEMORY * (ratio - self._speed)
-        share = self._weights * features / predicted
-        spread = self._covariance @ share
-        gain = spread / (float(share @ spread) + _NOISE**2)
-        self._weights = np.maximum(self._weights * np.maximum(1.0 + gain * (ratio - 1.0), 0.1), self._least)
-        self._covariance += np.diag((_DRIFT * share) ** 2) - np.outer(gain, spread)
+        self._headroom = float(min(max(np.partition(self._ratios, _PLACE)[_PLACE], 1.0), 2.0))
+
+
+@kernel
+def correct(
+    weights: F64,
+    least: F64,
+    covariance: F64,
+    ratios: F64,
+    features: F64,
+    measured_ns: float,
+    speed: float,
+    clip: float,
+    place: int,
+    spread: F64,
+    share: F64,
+) -> tuple[float, bool]:
+    """One step of the filter, in place; the last two arrays are scratch.
+
+    Returns the new speed, and whether the step told anything.
+    """
+    n = weights.size
+    predicted = 0.0
+    for i in range(n):
+        predicted += weights[i] * features[i]
+    if predicted <= 0 or measured_ns <= 0:
+        return speed, False
+    ratio = min(max(measured_ns / predicted, 1.0 / clip), clip)
+    ratios[place] = ratio / speed
+    for i in range(n):
+        share[i] = weights[i] * features[i] / predicted
+    excited = _NOISE**2
+    for i in range(n):
+        spread[i] = 0.0
+        for j in range(n):
+            spread[i] += covariance[i, j] * share[j]
+        excited += share[i] * spread[i]
+    for i in range(n):
+        grown = weights[i] * max(1.0 + spread[i] / excited * (ratio - 1.0), 0.1)
+        weights[i] = max(grown, least[i])
+        for j in range(n):
+            covariance[i, j] -= spread[i] * spread[j] / excited
+        covariance[i, i] += (_DRIFT * share[i]) ** 2
+    return speed + _SPEED_MEMORY * (ratio - speed), True
 
 
 class FixedLinear:

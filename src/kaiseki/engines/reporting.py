@@ -23,9 +23,7 @@ def report_slot(
 ) -> None:
     """One decision: its cost, what it computes, how things stand after it."""
     t, kv = scheduler.table, scheduler.kv
-    admitted = records["seq"][records["event"] == Event.ADMITTED]
-    rows = decision.rows[np.isin(t.seq[decision.rows], admitted)]
-    decodes = int(decision.samples.sum())
+    decodes = int(np.count_nonzero(decision.samples))
     bins.on_slot(
         decide_s=decide_ns / 1e9,
         prompt_tokens=int(decision.tokens.sum()) - decodes,
@@ -35,10 +33,10 @@ def report_slot(
         kv_free=kv.free_blocks(),
         kv_live=kv.live_blocks(),
         kv_total=kv.total_blocks,
-        prefix_queried=int(t.prompt[rows].sum()),
-        prefix_hit=int(t.cached[rows].sum()),
+        prefix_queried=scheduler.life.prefix_queried,
+        prefix_hit=scheduler.life.prefix_hit,
         cutoffs=[int(c.reason) for c in cutoffs],
-        preempted=records["reason"][records["event"] == Event.PREEMPTED],
+        preempted=records["reason"][records["event"] == Event.PREEMPTED] if decision.preempted.size else (),
     )
     fairness = scheduler.fairness
     bins.set_fairness(fairness.counter / 1e9, fairness.gap_ns() / 1e9, fairness.lag_ns / 1e9)
@@ -46,15 +44,7 @@ def report_slot(
 
 def report_step(bins: Bins, applied: Applied, took_ns: int) -> None:
     """How long one step took, and its tokens."""
-    bins.on_apply(
-        slot_s=took_ns / 1e9,
-        first_ttft_s=applied.first_ttft_ns / 1e9,
-        first_tenant=applied.first_tenant,
-        first_class=applied.first_cls,
-        gaps_s=applied.gap_ns / 1e9,
-        gap_tenant=applied.gap_tenant,
-        gap_class=applied.gap_cls,
-    )
+    bins.on_apply(took_ns / 1e9, applied.tokens)
 
 
 def report_endings(bins: Bins, endings: list[Ending]) -> None:

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kaiseki.core.applying import TOKEN
 from kaiseki.core.decision import F64, I32, I64, Bool
-from kaiseki.core.jit import njit
+from kaiseki.core.jit import kernel
 from kaiseki.core.reasons import Finish, Outcome, Reason
+from kaiseki.core.table import Records
 
 OTHER = "other"
 MAX_CLASSES = 16
@@ -39,22 +41,38 @@ DECIDE_S = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.
 SLOT_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
-@njit
+@kernel
 def tally(
-    values: F64, tenants: I32, classes: I32, first: I64, offset: I64, bounds: F64, counts: I64, sums: F64
+    tokens: Records,
+    first: I64,
+    offset: I64,
+    ttft_bounds: F64,
+    ttft_counts: I64,
+    ttft_sums: F64,
+    gap_bounds: F64,
+    gap_counts: I64,
+    gap_sums: F64,
 ) -> None:
-    """Add each value to the bin of its (tenant, class) group; `counts` is (groups, bins).
+    """Add each of `tokens` (`core.applying.TOKEN`) to the bin of its (tenant, class) group.
 
-    The last entry of `first` and of `offset` stands for every index that has no name yet.
+    Counts are (groups, bins). The last entry of `first` and of `offset` stands for every index that has
+    no name yet.
     """
     last_tenant, last_class = first.size - 1, offset.size - 1
-    for i in range(values.size):
-        group = first[min(tenants[i], last_tenant)] + offset[min(classes[i], last_class)]
+    for i in range(tokens.size):
+        token = tokens[i]
+        group = first[min(token["tenant"], last_tenant)] + offset[min(token["cls"], last_class)]
+        seconds = token["ns"] / 1e9
+        bounds = ttft_bounds if token["first"] else gap_bounds
         place = 0
-        while place < bounds.size and values[i] > bounds[place]:
+        while place < bounds.size and seconds > bounds[place]:
             place += 1
-        counts[group, place] += 1
-        sums[group] += values[i]
+        if token["first"]:
+            ttft_counts[group, place] += 1
+            ttft_sums[group] += seconds
+        else:
+            gap_counts[group, place] += 1
+            gap_sums[group] += seconds
 
 
 class Histogram:
@@ -128,8 +146,7 @@ class Bins:
         self.totals = np.zeros(4, np.int64)  # prompt, output, prefix queried, prefix hit
         self._ends: list[tuple[I64, I64, I64, F64]] = []
         self.load = Load()
-        nobody = np.empty(0, np.int32)
-        self._tally(self.gap, np.empty(0), nobody, nobody)  # compiles now rather than in the first slot
+        self._tally(np.empty(0, TOKEN))  # compiles now rather than in the first slot
 
     def set_names(self, tenants: Sequence[str], classes: Sequence[str]) -> None:
         """Tell the names of the core's tenant and class indices; call again when either list grows.
@@ -142,24 +159,11 @@ class Bins:
             offsets = [_place(c, self.classes, MAX_CLASSES) for c in (*classes, OTHER)]
             self._class_of = np.array(offsets, np.int64)
 
-    def on_apply(
-        self,
-        *,
-        slot_s: float,
-        first_ttft_s: F64,
-        first_tenant: I32,
-        first_class: I32,
-        gaps_s: F64,
-        gap_tenant: I32,
-        gap_class: I32,
-    ) -> None:
-        """One executed slot: how long it took, first tokens' waits, and gaps of the other rows."""
+    def on_apply(self, slot_s: float, tokens: Records) -> None:
+        """One executed slot: how long it took, and what `core.applying.Applied.tokens` says of waits."""
         with self._lock:
             self.slot.add_one(slot_s)
-            if first_ttft_s.size:
-                self._tally(self.ttft, first_ttft_s, first_tenant, first_class)
-            if gaps_s.size:
-                self._tally(self.gap, gaps_s, gap_tenant, gap_class)
+            self._tally(tokens)
 
     def on_slot(
         self,
@@ -180,13 +184,14 @@ class Bins:
         """One decision: how long it took, what it computes, how things stand after it.
 
         `prompt_tokens` were prefilled, `output_tokens` produced. `prefix_queried` and `prefix_hit` are
-        prompt tokens of the requests admitted in this slot, and those of them found in the cache.
+        prompt tokens of all requests admitted so far, and those of them found in the cache.
         `cutoffs` has the `Reason` of each new cutoff, `preempted` that of each preempted row.
         """
         with self._lock:
             self.decide.add_one(decide_s)
             self.slot_tokens.add_one(prompt_tokens + output_tokens)
-            self.totals += (prompt_tokens, output_tokens, prefix_queried, prefix_hit)
+            self.totals[:2] += (prompt_tokens, output_tokens)
+            self.totals[2:] = prefix_queried, prefix_hit
             if len(cutoffs):
                 np.add.at(self.cutoffs, np.asarray(cutoffs), 1)
             if len(preempted):
@@ -275,12 +280,10 @@ class Bins:
             self._fold()
             yield
 
-    def _tally(self, bins: Histogram, values: F64, tenants: I32, classes: I32) -> None:
-        # One memory layout only: another one would be compiled anew, in the middle of serving.
-        tenants, classes = np.ascontiguousarray(tenants, np.int32), np.ascontiguousarray(classes, np.int32)
+    def _tally(self, tokens: Records) -> None:
+        t, g = self.ttft, self.gap
         first, offset = self._tenant_base, self._class_of
-        values = np.ascontiguousarray(values, np.float64)
-        tally(values, tenants, classes, first, offset, bins.bounds, bins.counts, bins.sums)
+        tally(tokens, first, offset, t.bounds, t.counts, t.sums, g.bounds, g.counts, g.sums)
 
 
 def _place(name: str, known: list[str], most: int) -> int:

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from kaiseki.core.decision import F64, I64
+from kaiseki.core.decision import F64, I32, I64, Bool
+from kaiseki.core.jit import kernel
 from kaiseki.core.policy import Order, Policy
 from kaiseki.core.requests import NEVER_NS
 from kaiseki.core.table import View
@@ -47,15 +48,41 @@ class Kaiseki(Policy):
 
     def rescore(self, view: View, keys: F64, now_ns: int) -> F64:
         """Deadlines by remaining time per weight, behind them those that would miss at this pace."""
-        dated = (view.deadline_ns < NEVER_NS) & ~view.demoted
-        late = dated & (now_ns + view.paced_ns > view.arrival_ns + view.deadline_ns)
-        pace = view.paced_ns / (self.tau_ms * 1e6 * view.weight) + PRIORITY_STEP * view.priority
-        scores = np.where(dated, pace, keys)
-        order: F64 = scores + _BEHIND * (late + 2.0 * view.demoted)
-        return order
+        out = np.empty(keys.size)
+        due = view.arrival_ns + view.deadline_ns
+        order_by_pace(
+            keys, view.deadline_ns, due, view.demoted, view.weight, view.priority, view.paced_ns,
+            float(now_ns), self.tau_ms * 1e6, out,
+        )  # fmt: skip
+        return out
 
     def victim_cost(self, view: View, blocks: I64, now_ns: int) -> F64:
         """Loss per block freed: the time to compute it again, plus what an undemoted request is worth."""
         worth = np.where(view.demoted, 0.0, view.weight)
         loss: F64 = (view.lone_ns / 1e9 + worth) / np.maximum(blocks, 1)
         return loss
+
+
+@kernel
+def order_by_pace(
+    keys: F64,
+    deadline_ns: I64,
+    due_ns: I64,
+    demoted: Bool,
+    weight: F64,
+    priority: I32,
+    paced_ns: F64,
+    now_ns: float,
+    tau_ns: float,
+    out: F64,
+) -> None:
+    """See `Kaiseki.rescore`; parallel arrays."""
+    for i in range(keys.size):
+        score = keys[i]
+        if demoted[i]:
+            score += 2.0 * _BEHIND
+        elif deadline_ns[i] < NEVER_NS:
+            score = paced_ns[i] / (tau_ns * weight[i]) + PRIORITY_STEP * priority[i]
+            if now_ns + paced_ns[i] > due_ns[i]:
+                score += _BEHIND
+        out[i] = score

@@ -1,0 +1,137 @@
+"""Carrying out grants: the table moves on, and the decision's arrays are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kaiseki.core.costs import gradient_ns, share_ns
+from kaiseki.core.decision import F64, I32, Bool, Decision
+from kaiseki.core.jit import kernel
+from kaiseki.core.protocols import N_FEATURES
+from kaiseki.core.table import Records
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A decision whose result has not come yet.
+
+    Attributes:
+        decision: the decision.
+        features: float64[N_FEATURES] of its chunk set.
+        tenants: int32[n], who is charged for each chunk.
+        charged: float64[n], ns charged so far: predicted marginal costs, scaled to the predicted total.
+    """
+
+    decision: Decision
+    features: F64
+    tenants: I32
+    charged: F64
+
+
+@kernel
+def start_chunks(
+    records: Records,
+    granted: Records,
+    slot: int,
+    planes: F64,
+    features: F64,
+    slope: F64,
+    predicted_ns: float,
+    counter: F64,
+    weight: F64,
+    rows: I32,
+    tokens: I32,
+    starts: I32,
+    samples: Bool,
+    epochs: I32,
+    tenants: I32,
+    charged: F64,
+) -> int:
+    """Put chunks in flight; fills the last seven arrays, parallel to `granted`, and charges tenants.
+
+    Returns how many of the chunks are prefills.
+    """
+    gradient_ns(planes, features, slope)
+    total, prefills = 0.0, 0
+    for i in range(granted.size):
+        entry = granted[i]
+        r = entry["row"]
+        row = records[r]
+        end = entry["start"] + entry["chunk"]
+        sampled = end == row["prompt"] + row["outputs"] + row["pending"]
+        rows[i] = r
+        tokens[i] = entry["chunk"]
+        starts[i] = entry["start"]
+        samples[i] = sampled
+        epochs[i] = row["epoch"]
+        tenants[i] = entry["tenant"]
+        charged[i] = share_ns(slope, entry["decode"], entry["start"], entry["chunk"])
+        total += charged[i]
+        prefills += not entry["decode"]
+        row["computed"] = end
+        row["pending"] += sampled
+        row["inflight_slot"] = slot
+        row["shared_tail"] = False
+    scale = predicted_ns / total if total > 0.0 else 0.0
+    for i in range(granted.size):
+        charged[i] *= scale
+        counter[tenants[i]] += charged[i] / weight[tenants[i]]
+    return prefills
+
+
+@kernel
+def recharge(
+    records: Records,
+    valid: Bool,
+    rows: I32,
+    tenants: I32,
+    charged: F64,
+    measured_ns: float,
+    counter: F64,
+    weight: F64,
+) -> None:
+    """Put the measured time of a step in place of the predicted one, chunk by chunk.
+
+    What was computed in vain (rows not `valid`) costs its tenant as well, but counts as no request's service.
+    """
+    total = 0.0
+    for i in range(charged.size):
+        total += charged[i]
+    scale = measured_ns / total if total > 0.0 else 0.0
+    for i in range(charged.size):
+        actual = charged[i] * scale
+        counter[tenants[i]] += (actual - charged[i]) / weight[tenants[i]]
+        if valid[i]:
+            records[rows[i]]["service_ns"] += actual
+
+
+def put_in_flight(
+    records: Records,
+    granted: Records,
+    slot: int,
+    planes: F64,
+    features: F64,
+    predicted_ns: float,
+    counter: F64,
+    weight: F64,
+) -> tuple[InFlight, int]:
+    """Make the decision of granted entries; see `start_chunks`. Also returns the number of prefills."""
+    n = granted.size
+    decision = Decision(
+        slot=slot,
+        rows=np.empty(n, np.int32),
+        tokens=np.empty(n, np.int32),
+        starts=np.empty(n, np.int32),
+        samples=np.empty(n, np.bool_),
+        epochs=np.empty(n, np.int32),
+        predicted_ns=int(predicted_ns),
+    )
+    flight = InFlight(decision, features, np.empty(n, np.int32), np.empty(n))
+    d = decision
+    prefills = start_chunks(
+        records, granted, slot, planes, features, np.empty(N_FEATURES), predicted_ns, counter, weight,
+        d.rows, d.tokens, d.starts, d.samples, d.epochs, flight.tenants, flight.charged,
+    )  # fmt: skip
+    return flight, prefills
