@@ -2,18 +2,22 @@
 
     python benchmarks/matching_instances.py [FOLDER]
 
-One file per family, twenty seeds each; the same numbers on every run. Requests are those of a mixed
-service: prompts and outputs log-normal, weights 1, 2 and 4, slack up to two time scales of urgency. A
-chunk is worth its urgency times its tokens, so worth grows with what it takes: were all worth the same,
-taking the smallest first would be nearly exact, and the comparison would show nothing.
+One file per family: the first twenty seeds that give an instance tight in time and KV, the same on every
+run. Requests are those of a mixed service: prompts and outputs log-normal, weights 1, 2 and 4, slack up to
+two time scales of urgency. A chunk is worth its urgency times its tokens, so worth grows with what it takes:
+were all worth the same, taking the smallest first would be nearly exact, and the comparison empty.
 """
 
 from __future__ import annotations
 
 import sys
+from itertools import count
 from pathlib import Path
 
 import numpy as np
+
+from kaiseki.bench.matching import slack
+from kaiseki.bench.matching_exact import Instance, solve
 
 FOLDER = Path(__file__).parent / "instances" / "matching"
 SEEDS = 20
@@ -21,6 +25,7 @@ SIZES = {"small": (24, 3), "large": (512, 8)}
 US_PER_TOKEN = 115  # prefill of Llama-2-70B on 8 A100
 TAU_US = 1_000_000
 BLOCK = 16
+MOST_SLACK = 0.001  # of the LP; more, and one of the capacities would not matter
 
 
 def capacities(value, time, kv):
@@ -67,16 +72,31 @@ def make(chunks: int, cards: int, affinity: bool, seed: int):
     }
 
 
+def is_tight(made) -> bool:
+    """The LP leaves nothing of time or KV unused on any card, and admits about half of the chunks."""
+    rooms = made["time_of_card"], made["kv_of_card"]
+    instance = Instance(*(a.astype(float) for a in (made["value"], made["time"], made["kv"], *rooms)))
+    relaxed = solve(instance, whole=False)
+    admitted = relaxed.shares.sum() / len(instance.value)
+    return max(slack(instance, relaxed).values()) < MOST_SLACK and 0.4 < admitted < 0.6
+
+
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     for size, (chunks, cards) in SIZES.items():
         for affinity in (False, True):
-            made = [make(chunks, cards, affinity, seed) for seed in range(SEEDS)]
-            stacked = {name: np.stack([one[name] for one in made]) for name in made[0]}
+            kept = {}
+            for seed in count():
+                made = make(chunks, cards, affinity, seed)
+                if is_tight(made):
+                    kept[seed] = made
+                if len(kept) == SEEDS:
+                    break
+            stacked = {name: np.stack([one[name] for one in kept.values()]) for name in made}
             path = folder / f"{size}-{'affinity' if affinity else 'plain'}.npz"
-            np.savez_compressed(path, **stacked)
-            print(f"{path.name}: {SEEDS} x {chunks} x {cards}, {path.stat().st_size / 1e3:.0f} kB")
+            np.savez_compressed(path, seed=np.array(list(kept), np.int32), **stacked)
+            print(f"{path.name}: seeds up to {seed}, {path.stat().st_size / 1e3:.0f} kB")
 
 
 if __name__ == "__main__":

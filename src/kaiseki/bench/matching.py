@@ -27,8 +27,8 @@ class NoInstances(Exception):
     """The instances are not where they were looked for."""
 
 
-def load(family: str, folder: Path = INSTANCES) -> list[Instance]:
-    """The instances of one family, in order of their seeds.
+def load(family: str, folder: Path = INSTANCES) -> dict[int, Instance]:
+    """The instances of one family by seed.
 
     Raises:
         NoInstances: there are none in this folder.
@@ -37,6 +37,7 @@ def load(family: str, folder: Path = INSTANCES) -> list[Instance]:
     try:
         with np.load(path) as arrays:
             names = ("value", "time", "kv", "time_of_card", "kv_of_card")
+            seeds = arrays["seed"].tolist()
             stacked = [arrays[name].astype(np.float64) for name in names]
     except FileNotFoundError as error:
         raise NoInstances(
@@ -45,7 +46,7 @@ def load(family: str, folder: Path = INSTANCES) -> list[Instance]:
         ) from error
     except (OSError, KeyError, ValueError) as error:
         raise NoInstances(f"{path} cannot be read: {error}") from error
-    return [Instance(*one) for one in zip(*stacked, strict=True)]
+    return {seed: Instance(*one) for seed, *one in zip(seeds, *stacked, strict=True)}
 
 
 def run(folder: Path = INSTANCES, repeats: int = REPEATS, progress: Progress = quiet) -> dict[str, Any]:
@@ -63,7 +64,7 @@ def run(folder: Path = INSTANCES, repeats: int = REPEATS, progress: Progress = q
     cases: list[dict[str, Any]] = []
     for number, (family, instances) in enumerate(families.items()):
         progress(f"matching, {family}", number, len(families))
-        for seed, instance in enumerate(instances):
+        for seed, instance in instances.items():
             cases.append({"family": family, "seed": seed} | measure(instance, FAMILIES[family], repeats))
     summaries = [_summary(family, [c for c in cases if c["family"] == family]) for family in families]
     return {"target_gap": TARGET_GAP, "families": summaries, "cases": cases}
