@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -57,6 +58,47 @@ def bench_engine(
         raise typer.Exit(FINDING)
 
 
+@bench.command("matching", cls=Command)
+def bench_matching(
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Matchings of each instance, of which the median counts.")
+    ] = 7,
+    instances: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the instances; that of the checkout by default."),
+    ] = None,
+    json: JsonFile = None,
+) -> None:
+    """How far the matching of chunks to cards is from the best possible, and what it costs.
+
+    The instances are tight in card time and in KV, about half of the chunks fit. Small ones are compared
+    with the exact optimum, large ones with the bound of the linear program, which no matching reaches.
+    Exits with 1 when the median gap of a family is over the target.
+
+    Example: kaiseki bench matching --json matching.json
+    """
+    from rich.console import Console
+
+    from kaiseki.bench.matching import INSTANCES, NoInstances, run
+    from kaiseki.models import terminal_progress
+
+    try:
+        with terminal_progress() as progress:
+            document = run(instances or INSTANCES, repeats, progress)
+    except NoInstances as error:
+        fail(str(error))
+    console = Console(stderr=json == STDOUT)
+    console.print(_matching_table(document))
+    unused = [
+        f"{max(f['slack'][what] for f in document['families']):.1%} of {what}" for what in ("time", "kv")
+    ]
+    console.print(f"unused by the LP, at most, median of a family: {', '.join(unused)}", markup=False)
+    if json is not None:
+        write_json(document, json)
+    if not all(family["ok"] for family in document["families"]):
+        raise typer.Exit(FINDING)
+
+
 def _name(case: dict[str, Any]) -> str:
     return f"{case['kind']}, batch {case['batch']}" if case["kind"] == "decode" else case["kind"]
 
@@ -76,5 +118,26 @@ def _table(document: dict[str, Any]) -> Table:
             "-" if ratio is None else f"{case['peer_tokens_per_s']:.1f}",
             "-" if ratio is None else f"{ratio:.2f}",
             "-" if target is None else f"{target:.2f}{'' if case['ok'] in (None, True) else ' missed'}",
+        )
+    return table
+
+
+def _matching_table(document: dict[str, Any]) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("case", "against", "median", "max", "target", "us", "solver ms"):
+        table.add_column(name, justify="left" if name in ("case", "against") else "right", no_wrap=True)
+    for family in document["families"]:
+        gap = family["gap"]
+        table.add_row(
+            f"{family['chunks']} x {family['cards']}, {family['family'].split('-')[1]}",
+            {"exact": "optimum", "lp": "LP"}[family["reference"]],
+            f"{gap['p50']:.2%}",
+            f"{gap['max']:.2%}",
+            f"{document['target_gap']:.0%}{'' if family['ok'] else ' missed'}",
+            f"{family['greedy_us']['p50']:.0f}",
+            f"{family['exact_us']['p50'] / 1e3:.0f}",
         )
     return table
