@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kaiseki.core.fairness import Fairness
+from kaiseki.core.lanes import LANES
 from kaiseki.core.starting import recharge
 from kaiseki.core.table import RequestTable
 
@@ -17,7 +18,8 @@ def charge(fairness: Fairness, tenants: np.ndarray, shares: np.ndarray, measured
     table, rows = RequestTable(), np.arange(tenants.size, dtype=np.int32)
     np.add.at(fairness.counter, tenants, shares / fairness.weight[tenants])
     valid = np.ones(tenants.size, np.bool_)
-    recharge(table.records, valid, rows, tenants, shares, measured, fairness.counter, fairness.weight)
+    f, groups = fairness, (tenants * LANES).astype(np.int32)
+    recharge(table.records, valid, rows, groups, shares, measured, f.counter, f.weight, f.lane_counter)
     fairness.observe_slot(measured)
     return table.service_ns[rows]
 

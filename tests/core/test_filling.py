@@ -29,6 +29,7 @@ from kaiseki.core.filling import (
     fill,
     no_features,
 )
+from kaiseki.core.lanes import LANES
 from kaiseki.core.protocols import N_FEATURES
 from kaiseki.core.reasons import Reason
 
@@ -48,6 +49,7 @@ class E:
     pins: int = 0
     copy: int = 0
     tenant: int = 0
+    lane: int = 0
 
 
 @dataclass
@@ -80,6 +82,8 @@ def offer(
     lag: float = np.inf,
     hard_lag: float = np.inf,
     champion: int = -1,
+    deep: list[int] | None = None,
+    lane_counter: list[float] | None = None,
     counter: list[float] | None = None,
     weight: list[float] | None = None,
 ) -> Filled:
@@ -96,7 +100,12 @@ def offer(
     rules[[R_CHUNKED, R_STRICT, R_LAG, R_HARD_LAG, R_CHAMPION]] = chunked, strict, lag, hard_lag, champion
     features, counters = no_features(), np.array(counter or [0.0, 0.0, 0.0])
     weights, more = np.array(weight or [1.0, 1.0, 1.0]), np.zeros(3, np.int32)
-    fill(given, features, no_features(), PLANES, rules, limits, counters, weights, more)
+    given["group"] = given["tenant"] * LANES + [e.lane for e in entries]
+    lanes = np.array(lane_counter or [0.0] * 3 * LANES)
+    fill(
+        given, features, no_features(), PLANES, rules, limits, counters, weights, more,
+        np.array(deep or [0, 0, 0]), lanes, np.zeros(lanes.size, np.int32), np.zeros(lanes.size, np.int64),
+    )  # fmt: skip
     reasons = [Reason(r) for r in given["reason"].tolist()]
     return Filled(given["chunk"].tolist(), reasons, given["short"].tolist(), features, limits, counters)
 

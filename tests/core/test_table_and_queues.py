@@ -86,7 +86,7 @@ def waiting_rows(prompts: list[int], tenants: list[int]) -> tuple[RequestTable, 
 
 def test_tokens_and_counts_follow_what_waits() -> None:
     _, waiting, rows = waiting_rows([10, 20, 30], [0, 1, 1])
-    waiting.add(rows, np.zeros(3), np.array([5.0, np.inf, 7.0]))
+    waiting.add(rows, np.zeros(3), np.array([5.0, np.inf, 7.0]), i32(10, 20, 30))
     assert (len(waiting), waiting.tokens, waiting.counts().tolist()) == (3, 60, [1, 2])
     waiting.take(rows[1:2])
     assert (len(waiting), waiting.tokens, waiting.count(1), waiting.count(9)) == (2, 40, 1, 0)
@@ -95,16 +95,16 @@ def test_tokens_and_counts_follow_what_waits() -> None:
 
 def test_a_look_takes_the_best_within_each_tenants_share_and_puts_them_back() -> None:
     _, waiting, rows = waiting_rows([1] * 5, [0, 0, 0, 1, 1])
-    waiting.add(rows, np.array([1.0, 2.0, 3.0, 9.0, 8.0]), np.full(5, np.inf))
-    seen = waiting.peek(4, 2)
+    waiting.add(rows, np.array([1.0, 2.0, 3.0, 9.0, 8.0]), np.full(5, np.inf), i32(1, 100, 1, 1, 5000))
+    seen = waiting.peek(4, i32(2, 2))
     assert seen.tolist() == rows[[0, 1, 4, 3]].tolist()
     waiting.put_back(seen)
-    assert waiting.peek(9, 9).tolist() == rows[[0, 1, 2, 4, 3]].tolist()
+    assert waiting.peek(9, i32(9, 9)).tolist() == rows[[0, 1, 2, 4, 3]].tolist()
 
 
 def test_only_dated_rows_fall_due_and_they_stay_in_their_queue() -> None:
     _, waiting, rows = waiting_rows([1, 1, 1], [0, 0, 0])
-    waiting.add(rows, np.zeros(3), np.array([50.0, np.inf, 20.0]))
+    waiting.add(rows, np.zeros(3), np.array([50.0, np.inf, 20.0]), i32(1, 1, 1))
     assert waiting.due(20, 9).size == 0
     assert waiting.due(51, 1).tolist() == [rows[2]]
     assert waiting.due(51, 9).tolist() == [rows[0]]
@@ -116,6 +116,6 @@ def test_only_dated_rows_fall_due_and_they_stay_in_their_queue() -> None:
 def test_demoted_rows_come_after_all_others_of_their_tenant_by_arrival() -> None:
     table, waiting, rows = waiting_rows([1, 1, 1], [0, 0, 0])
     table.demoted[rows[:2]] = True
-    waiting.add(rows[::-1].copy(), np.array([1e12, -5.0, -7.0]), np.zeros(3))
-    assert waiting.peek(9, 9).tolist() == rows[[2, 0, 1]].tolist()
+    waiting.add(rows[::-1].copy(), np.array([1e12, -5.0, -7.0]), np.zeros(3), i32(1, 1, 1))
+    assert waiting.peek(9, i32(9, 9)).tolist() == rows[[2, 0, 1]].tolist()
     assert waiting.due(10**9, 9).tolist() == [rows[2]], "demoted ones have nothing left to miss"

@@ -117,17 +117,9 @@ def apply_step(life: Lifecycle, flight: InFlight, result: StepResult) -> Applied
         r.slot, r.ended_ns, became, done, confirmed, gaps,
     )  # fmt: skip
     measured = float(r.ended_ns - r.started_ns)
-    fair = life.fairness
-    recharge(
-        t.records,
-        became != STALE,
-        r.rows,
-        flight.tenants,
-        flight.charged,
-        measured,
-        fair.counter,
-        fair.weight,
-    )
+    fair, charges = life.fairness, (flight.groups, flight.charged)
+    counters = fair.counter, fair.weight, fair.lane_counter
+    recharge(t.records, became != STALE, r.rows, *charges, measured, *counters)
     fair.observe_slot(measured)
     first = r.rows[became == FIRST]
     life.trace.note(life.slot, r.ended_ns, t.seq[first], Event.FIRST_TOKEN, Reason.NONE)

@@ -14,6 +14,7 @@ ENTRY = np.dtype(
     [
         ("row", np.int32),
         ("tenant", np.int32),
+        ("group", np.int32),  # tenant * LANES + lane
         ("start", np.int32),  # position of the next token to compute, cached prefix included
         ("need", np.int32),  # tokens that could be computed now
         ("pins", np.int32),  # idle cached blocks that admitting it takes out of the free ones
@@ -119,6 +120,7 @@ def fill_running(
         _blank(entry)
         entry["row"] = r
         entry["tenant"] = row["tenant"]
+        entry["group"] = row["group"]
         entry["start"] = row["computed"]
         entry["need"] = found[i]["need"]
         entry["copy"] = row["shared_tail"] and row["computed"] % block != 0
@@ -151,6 +153,7 @@ def fill_waiting(records: Records, rows: I32, cached: I32, block: int, out: Reco
         _blank(entry)
         entry["row"] = r
         entry["tenant"] = row["tenant"]
+        entry["group"] = row["group"]
         entry["start"] = start
         entry["need"] = known - start
         entry["waiting"] = True

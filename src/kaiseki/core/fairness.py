@@ -5,16 +5,28 @@ from __future__ import annotations
 import numpy as np
 
 from kaiseki.core.decision import F64, I32
+from kaiseki.core.jit import inlined
+from kaiseki.core.lanes import LANE_WEIGHT, LANES, move
 
 HARD_LAG = 2.0
 """H over L."""
+
+
+@inlined
+def charge(group: int, ns: float, counter: F64, weight: F64, lane_counter: F64) -> None:
+    """Add card time to a tenant's counter and to its lane's."""
+    tenant = group // LANES
+    share = ns / weight[tenant]
+    counter[tenant] += share
+    lane_counter[group] += share / LANE_WEIGHT[group % LANES]
 
 
 class Fairness:
     """Service counters of tenants, in nanoseconds of card time divided by weight.
 
     A counter holds what was measured, and what was predicted for decisions in flight: chunks are charged
-    when they are granted and corrected when their step is measured.
+    when they are granted and corrected when their step is measured. Each lane of a tenant has a counter of
+    its own, divided by the lane's weight as well.
 
     A tenant that comes back from idleness is lifted to the least counter among tenants with work, so
     that it neither collects credit for the time it was away nor pays for it.
@@ -29,6 +41,8 @@ class Fairness:
         self.counter: F64 = np.zeros(0)
         self.weight: F64 = np.zeros(0)
         self.open_requests: I32 = np.zeros(0, np.int32)
+        self.lane_counter: F64 = np.zeros(0)  # by tenant * LANES + lane
+        self.lane_requests: I32 = np.zeros(0, np.int32)
         self._index: dict[str, int] = {}
         self._mean_slot_ns = 0.0
 
@@ -51,6 +65,8 @@ class Fairness:
         self._index[name] = index
         self.names.append(name)
         self.counter = np.append(self.counter, 0.0)
+        self.lane_counter = np.append(self.lane_counter, np.zeros(LANES))
+        self.lane_requests = np.append(self.lane_requests, np.zeros(LANES, np.int32))
         self.weight = np.append(self.weight, 1.0)
         self.open_requests = np.append(self.open_requests, np.int32(0))
         return index
@@ -77,6 +93,10 @@ class Fairness:
     def closed(self, tenants: I32) -> None:
         """Requests of these tenants (int32[n], with repetition) ended."""
         np.subtract.at(self.open_requests, tenants, 1)
+
+    def moved(self, old: I32, new: I32) -> None:
+        """Requests change lanes: int32[n] each, tenant * LANES + lane, -1 for none."""
+        move(self.lane_counter, self.lane_requests, old, new)
 
     def observe_slot(self, measured_ns: float) -> None:
         """Learn how long a slot takes: the lags are multiples of the mean.

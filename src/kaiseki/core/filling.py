@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from kaiseki.core.costs import add_decode, add_prefill, fit_prefill, predict_ns
-from kaiseki.core.decision import F64, I32
+from kaiseki.core.decision import F64, I32, I64
+from kaiseki.core.fairness import charge
 from kaiseki.core.jit import inlined, kernel
+from kaiseki.core.lanes import LANES
 from kaiseki.core.protocols import F_CONTEXT, F_DECODES, F_SLOT, N_FEATURES
 from kaiseki.core.reasons import Reason
 from kaiseki.core.table import Record, Records
@@ -18,6 +20,7 @@ _WATERMARK = int(Reason.WATERMARK)
 _NO_TIME = int(Reason.NO_TIME)
 _NO_TOKENS = int(Reason.NO_TOKENS)
 _FAIR_SHARE = int(Reason.FAIR_SHARE)
+_LANE_SHARE = int(Reason.LANE_SHARE)
 _BEHIND = int(Reason.BEHIND)
 _DECODE_BOUND = int(Reason.DECODE_BOUND)
 _NONE = int(Reason.NONE)
@@ -36,12 +39,12 @@ def _blocks_between(start: int, end: int, block: int) -> int:
     return (end + block - 1) // block - (start + block - 1) // block
 
 
-@kernel
-def _least_counter(counter: F64, more: I32) -> float:
-    """The least counter among tenants that can still take a grant in this slot."""
+@inlined
+def _least(counter: F64, more: I32, deep: I64, rows_left: bool, first: int, last: int) -> float:
+    """The least of counter[first:last] among those that can still take a grant in this slot."""
     least = np.inf
-    for t in range(counter.size):
-        if more[t] > 0:
+    for t in range(first, last):
+        if more[t] > 0 or (rows_left and deep[t] > 0):
             least = min(least, counter[t])
     return least
 
@@ -150,18 +153,43 @@ def _use_up(entry: Record, limits: F64, block: int) -> None:
 
 
 @inlined
-def _ahead(entry: Record, counter: F64, more: I32, floor: float, rules: F64) -> float:
-    """By how much the entry's tenant is further ahead than it may be for this grant; <= 0 if it is not.
+def _gated(
+    entry: Record,
+    rules: F64,
+    rows_left: bool,
+    floor: float,
+    counter: F64,
+    more: I32,
+    deep: I64,
+    lane_counter: F64,
+    lane_more: I32,
+    lane_deep: I64,
+) -> bool:
+    """Whether the entry's tenant, or its lane, is further ahead than it may be; the reason is noted.
 
-    `floor` is no more than the least counter: while even that allows the grant, nobody is compared.
+    `floor` is no more than the least of the tenants' counters: while even that allows the grant, no
+    tenants are compared.
     """
     lag = rules[R_HARD_LAG] if entry["decode"] else rules[R_LAG]
     if not lag < np.inf or (entry["decode"] and entry["row"] == int(rules[R_CHAMPION])):
-        return 0.0
-    mine = counter[entry["tenant"]]
-    if mine - floor <= lag:
-        return 0.0
-    return float(mine - _least_counter(counter, more) - lag)
+        return False
+    tenant, group = entry["tenant"], entry["group"]
+    if counter[tenant] - floor > lag:
+        ahead = counter[tenant] - _least(counter, more, deep, rows_left, 0, counter.size) - lag
+        if ahead > 0.0:
+            entry["reason"] = _FAIR_SHARE
+            entry["short"] = ahead
+            return True
+    if entry["decode"]:
+        return False
+    first = group // LANES * LANES
+    least = _least(lane_counter, lane_more, lane_deep, rows_left, first, first + LANES)
+    ahead = lane_counter[group] - least - lag
+    if ahead > 0.0:
+        entry["reason"] = _LANE_SHARE
+        entry["short"] = ahead
+        return True
+    return False
 
 
 @kernel
@@ -175,40 +203,63 @@ def fill(
     counter: F64,
     weight: F64,
     more: I32,
-) -> None:
-    """Offer every entry a grant, in order; results go into `chunk`, `reason` and `short`.
+    deep: I64,
+    lane_counter: F64,
+    lane_more: I32,
+    lane_deep: I64,
+) -> int:
+    """Offer every open entry a grant, in order; results go into `chunk`, `reason` and `short`.
 
-    `features`, `limits`, `counter` (float64[tenants], charged ns / weight) and `more` (int32[tenants],
-    zeros) are used up in place; `trial` (float64[N_FEATURES]) is scratch. A tenant whose counter is
-    further ahead than L (for decodes: H) of the least among those that can still take a grant is put
-    off, and offered again once that least has moved; infinite lags switch that off.
+    A tenant whose counter is further ahead than L (for decodes: H) of the least among those that can
+    still take a grant is put off, and offered again once that least has moved; so is, inside a tenant, a
+    lane. Infinite lags switch that off. May be called again with more entries behind the first ones.
+
+    Args:
+        entries: ENTRY[n].
+        features, limits: of what was granted so far, and what is left; used up in place.
+        trial: float64[N_FEATURES], scratch.
+        planes, rules: constant in a slot.
+        counter: float64[tenants], ns per weight; what is granted is added as predicted.
+        weight: float64[tenants].
+        more: int32[tenants], scratch.
+        deep: int64[tenants], waiting requests that are not among the entries.
+        lane_counter, lane_more, lane_deep: the same by tenant * LANES + lane.
+
+    Returns:
+        How many entries are still open, put off.
     """
     block = int(rules[R_BLOCK])
+    for t in range(more.size):
+        more[t] = 0
+    for g in range(lane_more.size):
+        lane_more[g] = 0
     for i in range(entries.size):
-        more[entries[i]["tenant"]] += 1
-    floor = _least_counter(counter, more)
+        if entries[i]["open"]:
+            more[entries[i]["tenant"]] += 1
+            lane_more[entries[i]["group"]] += 1
+    floor = _least(counter, more, deep, True, 0, counter.size)
     before = predict_ns(planes, features)
-    moved, closed = True, False
+    moved, closed, put_off = True, False, 0
     while moved:
-        moved = False
+        moved, put_off = False, 0
         for i in range(entries.size):
             entry = entries[i]
             if not entry["open"]:
                 continue
-            tenant = entry["tenant"]
-            if closed and entry["waiting"]:
-                entry["reason"] = _BEHIND
-                entry["open"] = False
-                more[tenant] -= 1
-                continue
-            ahead = _ahead(entry, counter, more, floor, rules)
-            if ahead > 0.0:
-                entry["reason"] = _FAIR_SHARE
-                entry["short"] = ahead
+            tenant, group = entry["tenant"], entry["group"]
+            if not (closed and entry["waiting"]) and _gated(
+                entry, rules, limits[L_ROWS] >= 1, floor,
+                counter, more, deep, lane_counter, lane_more, lane_deep,
+            ):  # fmt: skip
+                put_off += 1
                 continue
             entry["open"] = False
             moved = True
             more[tenant] -= 1
+            lane_more[group] -= 1
+            if closed and entry["waiting"]:
+                entry["reason"] = _BEHIND
+                continue
             if entry["decode"]:
                 granted = _decode_fits(entry, features, planes, rules, limits)
             else:
@@ -221,8 +272,9 @@ def fill(
                 continue
             _use_up(entry, limits, block)
             after = predict_ns(planes, features)
-            counter[tenant] += (after - before) / weight[tenant]
+            charge(group, after - before, counter, weight, lane_counter)
             before = after
+    return put_off
 
 
 def no_features() -> F64:

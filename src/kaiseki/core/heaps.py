@@ -116,6 +116,21 @@ def remove_rows(
 
 
 @njit
+def _sift_down(heads: I32, count: int, key: F64, seq: I64, roots: I32, at: int) -> None:
+    """Restore the order of a binary heap of queues, by the row at each queue's root."""
+    while True:
+        child = 2 * at + 1
+        if child >= count:
+            return
+        if child + 1 < count and _less(key, seq, roots[heads[child + 1]], roots[heads[child]]):
+            child += 1
+        if not _less(key, seq, roots[heads[child]], roots[heads[at]]):
+            return
+        heads[at], heads[child] = heads[child], heads[at]
+        at = child
+
+
+@njit
 def pop_best(
     links: I32,
     rank: I32,
@@ -124,26 +139,36 @@ def pop_best(
     queue: I32,
     roots: I32,
     sizes: I64,
+    width: int,
     quota: I32,
+    heads: I32,
     out: I32,
 ) -> int:
-    """Pop up to `out.size` rows in (key, seq) order across all queues, at most `quota[q]` from queue q.
+    """Pop up to `out.size` rows in (key, seq) order across all queues: a tournament of their heads.
 
-    Returns how many were popped into `out`.
+    At most `quota[g]` (used up) come from queues g * width to (g + 1) * width - 1 together. `heads`:
+    int32[queues], scratch. Returns how many were popped into `out`.
     """
+    count = 0
+    for q in range(roots.size):
+        if roots[q] >= 0 and quota[q // width] > 0:
+            heads[count] = q
+            count += 1
+    for at in range(count // 2 - 1, -1, -1):
+        _sift_down(heads, count, key, seq, roots, at)
     taken = 0
-    while taken < out.size:
-        best, best_queue = NIL, NIL
-        for q in range(roots.size):
-            head = roots[q]
-            if head >= 0 and quota[q] > 0 and (best < 0 or _less(key, seq, head, best)):
-                best, best_queue = head, q
-        if best < 0:
-            break
-        remove_row(links, rank, key, seq, queue, roots, sizes, best)
-        quota[best_queue] -= 1
-        out[taken] = best
-        taken += 1
+    while taken < out.size and count > 0:
+        q = heads[0]
+        if quota[q // width] > 0:
+            row = roots[q]
+            remove_row(links, rank, key, seq, queue, roots, sizes, row)
+            quota[q // width] -= 1
+            out[taken] = row
+            taken += 1
+        if roots[q] < 0 or quota[q // width] <= 0:
+            count -= 1
+            heads[0] = heads[count]
+        _sift_down(heads, count, key, seq, roots, 0)
     return taken
 
 
@@ -214,10 +239,10 @@ class HeapSet:
         """Take rows out of their queues; those in none are left alone."""
         remove_rows(*self._arrays(), rows)
 
-    def pop(self, limit: int, quota: I32) -> I32:
-        """Pop up to `limit` rows in order, at most `quota[q]` (int32[queues], used up) from queue q."""
-        out = np.empty(limit, np.int32)
-        return out[: pop_best(*self._arrays(), quota, out)]
+    def pop(self, limit: int, quota: I32, width: int = 1) -> I32:
+        """Pop up to `limit` rows in order; at most `quota[g]` (used up) from the g-th `width` queues."""
+        out, heads = np.empty(limit, np.int32), np.empty(self.roots.size, np.int32)
+        return out[: pop_best(*self._arrays(), width, quota, heads, out)]
 
     def pop_due(self, due: float, limit: int) -> I32:
         """Pop up to `limit` rows of queue 0 with keys below `due`."""

@@ -18,7 +18,7 @@ from kaiseki.core.composing import (
     slot_bound_ns,
 )
 from kaiseki.core.costs import add_decode, lone_rates, predict_ns
-from kaiseki.core.decision import F64, I32, Decision, How, StepResult
+from kaiseki.core.decision import F64, I32, Bool, Decision, How, StepResult
 from kaiseki.core.entries import (
     ENTRY,
     joined,
@@ -37,9 +37,11 @@ from kaiseki.core.filling import (
     L_STARVING,
     L_TOKENS,
     N_LIMITS,
+    R_LAG,
     fill,
     no_features,
 )
+from kaiseki.core.lanes import LANES, per_tenant
 from kaiseki.core.lifecycle import Ending, Lifecycle
 from kaiseki.core.pace import Pace
 from kaiseki.core.policy import Order, Policy
@@ -189,7 +191,8 @@ class Scheduler:
             if bought.size:
                 found = self._scan(now)
                 # A victim's blocks are idle now, and a fork can no longer share them.
-                entries, features = self._fill(found, self._measure(new["row"]), now, newcomer)
+                new = self._measure(entries["row"][entries["waiting"]])
+                entries, features = self._fill(found, new, now, newcomer)
         decision = self._emit(entries, features, found, now)
         if forced.size or bought.size:
             decision.preempted = np.concatenate([forced, bought])
@@ -257,14 +260,15 @@ class Scheduler:
         free_rows = self.settings.max_batch_size - t.running_count
         if len(self.waiting) == 0 or (self.policy.whole_batch and t.running_count):
             return no_entries()
-        limit = min(self.settings.window, max(free_rows, 1 if self.policy.buys or self.policy.fair else 0))
-        limit = min(limit, len(self.waiting), self.settings.window if work_limit is None else work_limit)
+        tenants = self.waiting.counts() > 0
+        count = int(np.count_nonzero(tenants))
+        window = max(self.settings.window, count) if self.policy.fair else self.settings.window
+        limit = min(window, max(free_rows, 1 if self.policy.buys or self.policy.fair else 0))
+        limit = min(limit, len(self.waiting), window if work_limit is None else work_limit)
         if limit <= 0:
             return no_entries()
-        share = limit
-        if self.policy.fair:
-            share = -(-limit // int(np.count_nonzero(self.waiting.counts())))
-        new = self._measure(self.waiting.peek(limit, share))
+        quota = self._quota(tenants, count, limit)
+        new = self._measure(self.waiting.peek(limit, quota))
         looked = new.size
         while self.policy.gives_up:
             # The latest-start heap gives up a window of requests per slot; nobody is admitted after it.
@@ -275,12 +279,28 @@ class Scheduler:
             lost = (latest < now) & ~t.demoted[rows] & (t.on_late[rows] != OnLate.KEEP)
             if not lost.any():
                 break
+            np.add.at(quota, t.tenant[rows[lost]], 1)
             self._lose(rows[lost], Reason.HOPELESS, now)
             left = limit if work_limit is None else min(limit, work_limit - looked)
-            more = self.waiting.peek(max(0, min(int(lost.sum()), left)), share)
+            more = self.waiting.peek(max(0, min(int(lost.sum()), left)), quota)
             looked += more.size
             new = self._measure(np.concatenate([rows[~lost], more]))
         return new
+
+    def _quota(self, tenants: Bool, count: int, limit: int) -> I32:
+        """int32[tenants]: how many of each tenant's waiting requests to look at.
+
+        Equal parts; where there is room for fewer than there are tenants, one each of those that had least.
+        """
+        if not self.policy.fair:
+            return np.full(tenants.size, limit, np.int32)
+        if limit >= count:
+            return np.full(tenants.size, -(-limit // count), np.int32)
+        quota = np.zeros(tenants.size, np.int32)
+        waiting = np.flatnonzero(tenants)
+        counter = self.fairness.counter[waiting]
+        quota[waiting[np.argpartition(counter, limit - 1)[:limit]]] = 1
+        return quota
 
     def _measure(self, rows: I32) -> Records:
         """What each of these waiting requests would need if it were admitted now."""
@@ -291,7 +311,7 @@ class Scheduler:
 
     def _fill(self, found: Scan, new: Records, now: int, first: int) -> tuple[Records, F64]:
         """Order all entries and grant what fits. Returns them with their grants, and the set's features."""
-        t, s, p, planes = self.table, self.settings, self.policy, self._planes
+        t, s, p = self.table, self.settings, self.policy
         bound_ns = slot_bound_ns(p, found, self.tightest_ttft_ns())
         headroom = self.cost.headroom() if p.time_bound else 1.0
         budget = s.max_slot_tokens if p.budget_tokens is None else p.budget_tokens
@@ -312,11 +332,44 @@ class Scheduler:
             [headroom, bound_ns, s.quantum_tokens, self.kv.block_tokens, p.chunked, p.strict, lag, hard,
              self.champion]
         )  # fmt: skip
-        features = no_features()
-        counter = self.fairness.counter.copy()  # the real ones are charged when the grants are carried out
-        more = np.zeros(counter.size, np.int32)
-        fill(entries, features, no_features(), planes, rules, limits, counter, self.fairness.weight, more)
-        return entries, features
+        return self._grant(entries, rules, limits)
+
+    def _grant(self, entries: Records, rules: F64, limits: F64) -> tuple[Records, F64]:
+        """Walk the entries; while some are put off for others that wait, look at more of these."""
+        features, trial, fair = no_features(), no_features(), self.fairness
+        # The real counters are charged when the grants are carried out.
+        counter, lane_counter = fair.counter.copy(), fair.lane_counter.copy()
+        more, lane_more = np.zeros(counter.size, np.int32), np.zeros(lane_counter.size, np.int32)
+        lane_deep = np.zeros(lane_counter.size, np.int64)
+        deep = np.zeros(counter.size, np.int64)
+        looking = self.settings.window if self.policy.fair else 0
+        while True:
+            if looking > 0:
+                groups = self.waiting.by_group()
+                lane_deep[: groups.size] = groups
+                deep[: groups.size // LANES] = per_tenant(groups)
+            else:
+                deep[:], lane_deep[:] = 0, 0
+            put_off = fill(
+                entries, features, trial, self._planes, rules, limits, counter, fair.weight,
+                more, deep, lane_counter, lane_more, lane_deep,
+            )  # fmt: skip
+            if not put_off or looking <= 0:
+                return entries, features
+            rows = self._behind(entries, counter, lane_counter, rules[R_LAG])
+            looking = looking - rows.size if rows.size else 0
+            entries = joined(entries, self._measure(rows))
+
+    def _behind(self, entries: Records, counter: F64, lane_counter: F64, lag: float) -> I32:
+        """Waiting rows for whose sake others were put off: the first of each lane that is behind."""
+        waiting = self.waiting
+        groups = np.flatnonzero(waiting.by_group() > 0)
+        put_off = entries[entries["open"]]
+        tenants, lanes = np.unique(put_off["tenant"]), np.unique(put_off["group"])
+        behind = counter[groups // LANES] < counter[tenants].max(initial=-np.inf) - lag
+        for group in lanes.tolist():
+            behind |= (groups // LANES == group // LANES) & (lane_counter[groups] < lane_counter[group] - lag)
+        return waiting.heads(groups[behind].astype(np.int32), self.settings.window)
 
     def _arrange(
         self, found: Scan, new: Records, now: int, first: int, within_ns: float, limits: F64
@@ -423,17 +476,8 @@ class Scheduler:
         if n_new:
             self._attach(granted[admitted[:n_new]], now)
         granted, copies = self._reserve(granted)
-        predicted = predict_ns(self._planes, features)
-        fair = self.fairness
         flight, prefills = put_in_flight(
-            self.table.records,
-            granted,
-            life.slot,
-            self._planes,
-            features,
-            predicted,
-            fair.counter,
-            fair.weight,
+            self.table.records, granted, life.slot, self._planes, features, self.fairness
         )
         decision = flight.decision
         decision.copies = copies

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kaiseki.core.costs import gradient_ns, share_ns
+from kaiseki.core.costs import gradient_ns, predict_ns, share_ns
 from kaiseki.core.decision import F64, I32, Bool, Decision
+from kaiseki.core.fairness import Fairness, charge
 from kaiseki.core.jit import kernel
 from kaiseki.core.protocols import N_FEATURES
 from kaiseki.core.table import Records
@@ -20,13 +21,13 @@ class InFlight:
     Attributes:
         decision: the decision.
         features: float64[N_FEATURES] of its chunk set.
-        tenants: int32[n], who is charged for each chunk.
+        groups: int32[n], tenant * LANES + lane that is charged for each chunk.
         charged: float64[n], ns charged so far: predicted marginal costs, scaled to the predicted total.
     """
 
     decision: Decision
     features: F64
-    tenants: I32
+    groups: I32
     charged: F64
 
 
@@ -41,12 +42,13 @@ def start_chunks(
     predicted_ns: float,
     counter: F64,
     weight: F64,
+    lane_counter: F64,
     rows: I32,
     tokens: I32,
     starts: I32,
     samples: Bool,
     epochs: I32,
-    tenants: I32,
+    groups: I32,
     charged: F64,
 ) -> int:
     """Put chunks in flight; fills the last seven arrays, parallel to `granted`, and charges tenants.
@@ -66,7 +68,7 @@ def start_chunks(
         starts[i] = entry["start"]
         samples[i] = sampled
         epochs[i] = row["epoch"]
-        tenants[i] = entry["tenant"]
+        groups[i] = entry["group"]
         charged[i] = share_ns(slope, entry["decode"], entry["start"], entry["chunk"])
         total += charged[i]
         prefills += not entry["decode"]
@@ -77,7 +79,7 @@ def start_chunks(
     scale = predicted_ns / total if total > 0.0 else 0.0
     for i in range(granted.size):
         charged[i] *= scale
-        counter[tenants[i]] += charged[i] / weight[tenants[i]]
+        charge(groups[i], charged[i], counter, weight, lane_counter)
     return prefills
 
 
@@ -86,11 +88,12 @@ def recharge(
     records: Records,
     valid: Bool,
     rows: I32,
-    tenants: I32,
+    groups: I32,
     charged: F64,
     measured_ns: float,
     counter: F64,
     weight: F64,
+    lane_counter: F64,
 ) -> None:
     """Put the measured time of a step in place of the predicted one, chunk by chunk.
 
@@ -102,36 +105,31 @@ def recharge(
     scale = measured_ns / total if total > 0.0 else 0.0
     for i in range(charged.size):
         actual = charged[i] * scale
-        counter[tenants[i]] += (actual - charged[i]) / weight[tenants[i]]
+        charge(groups[i], actual - charged[i], counter, weight, lane_counter)
         if valid[i]:
             records[rows[i]]["service_ns"] += actual
 
 
 def put_in_flight(
-    records: Records,
-    granted: Records,
-    slot: int,
-    planes: F64,
-    features: F64,
-    predicted_ns: float,
-    counter: F64,
-    weight: F64,
+    records: Records, granted: Records, slot: int, planes: F64, features: F64, fairness: Fairness
 ) -> tuple[InFlight, int]:
     """Make the decision of granted entries; see `start_chunks`. Also returns the number of prefills."""
     n = granted.size
-    decision = Decision(
+    predicted = predict_ns(planes, features)
+    d = Decision(
         slot=slot,
         rows=np.empty(n, np.int32),
         tokens=np.empty(n, np.int32),
         starts=np.empty(n, np.int32),
         samples=np.empty(n, np.bool_),
         epochs=np.empty(n, np.int32),
-        predicted_ns=int(predicted_ns),
+        predicted_ns=int(predicted),
     )
-    flight = InFlight(decision, features, np.empty(n, np.int32), np.empty(n))
-    d = decision
+    flight = InFlight(d, features, np.empty(n, np.int32), np.empty(n))
+    f = fairness
     prefills = start_chunks(
-        records, granted, slot, planes, features, np.empty(N_FEATURES), predicted_ns, counter, weight,
-        d.rows, d.tokens, d.starts, d.samples, d.epochs, flight.tenants, flight.charged,
+        records, granted, slot, planes, features, np.empty(N_FEATURES), predicted,
+        f.counter, f.weight, f.lane_counter,
+        d.rows, d.tokens, d.starts, d.samples, d.epochs, flight.groups, flight.charged,
     )  # fmt: skip
     return flight, prefills

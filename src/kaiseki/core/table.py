@@ -49,6 +49,7 @@ ROW = np.dtype(
         ("admitted_seq", np.int64),
         ("late_gaps", np.int32),
         ("tenant", np.int32),
+        ("group", np.int32),
         ("last_reason", np.int32),
         ("demoted", np.bool_),
         ("shared_tail", np.bool_),
@@ -82,6 +83,7 @@ for _name, _value in (
     ("deadline_ns", NEVER_NS),
     ("state", State.FREE),
     ("inflight_slot", -1),
+    ("group", -1),
     ("fork_of", NO_ROW),
     ("admitted_seq", -1),
     ("admitted_ns", -1),
@@ -104,6 +106,7 @@ class RequestTable:
     # who, set at submit
     seq: I64  # arrival sequence, unique for ever
     tenant: I32
+    group: I32  # tenant * LANES + lane in which it waits or waited last, -1 before that
     cls: I32
     tier: I32  # class tier + request priority; lower is sooner
     priority: I32  # of the request within its class; lower is sooner

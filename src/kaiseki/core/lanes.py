@@ -1,0 +1,62 @@
+"""Size lanes: inside a tenant, requests of one order of magnitude queue together and share with the others.
+
+A lane holds requests by the tokens they have yet to compute, in powers of two, so that how long a request
+waits depends on how many wait before it in its lane, not on how long other prompts are (A24).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kaiseki.core.decision import F64, I32, I64, Bool
+from kaiseki.core.jit import kernel
+
+SMALLEST = 64
+"""Tokens up to which all requests are in the first lane."""
+LONG_LANE = 10
+"""Prompts of more than 32 Ki uncached tokens (A15)."""
+DEMOTED_LANE = 11
+LANES = 12
+DEMOTED_SHARE = 0.1
+"""Weight of the lane of demoted requests against 1 for any other: their floor."""
+
+LANE_WEIGHT: F64 = np.ones(LANES)
+LANE_WEIGHT[DEMOTED_LANE] = DEMOTED_SHARE
+
+
+def lanes_of(uncached: I32, demoted: Bool) -> I32:
+    """int32[n]: the lane of each request with so many tokens to compute."""
+    steps = np.ceil(np.log2(np.maximum(uncached, 1) / SMALLEST))
+    lanes = np.clip(steps, 0, LONG_LANE).astype(np.int32)
+    lanes[demoted] = DEMOTED_LANE
+    return lanes
+
+
+@kernel
+def move(counter: F64, requests: I32, old: I32, new: I32) -> None:
+    """Requests change from groups `old` to `new` (int32[n], tenant * LANES + lane; -1 for none).
+
+    `counter`, `requests` by group. A lane that had no request is lifted to the least among its tenant's
+    lanes that have some, as a tenant is that comes back.
+    """
+    for i in range(old.size):
+        if old[i] >= 0:
+            requests[old[i]] -= 1
+        group = new[i]
+        if group < 0:
+            continue
+        if requests[group] == 0:
+            first = group // LANES * LANES
+            least = np.inf
+            for g in range(first, first + LANES):
+                if requests[g] > 0:
+                    least = min(least, counter[g])
+            if least < np.inf:
+                counter[group] = max(counter[group], least)
+        requests[group] += 1
+
+
+def per_tenant(by_group: I64) -> I64:
+    """int64[tenants]: sums over each tenant's lanes."""
+    sums: I64 = by_group.reshape(-1, LANES).sum(axis=1)
+    return sums
