@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kaiseki.core.fairness import Fairness
+from kaiseki.core.fairness import BLOCKED, SERVED, UNMET, Fairness, settle_books
 from kaiseki.core.lanes import LANES
 from kaiseki.core.starting import recharge
 from kaiseki.core.table import RequestTable
@@ -63,34 +63,65 @@ def test_a_weight_must_be_positive(weight: float) -> None:
         Fairness(1).set_weight("a", weight)
 
 
-def test_who_returns_is_lifted_to_the_least_of_those_with_work() -> None:
-    fairness = Fairness(10)
-    a, b, c = (fairness.tenant(n) for n in "abc")
-    fairness.opened(a)
-    fairness.opened(b)
-    charge(fairness, i32(a, b), np.array([1.0, 2.0]), 300.0)
-    fairness.opened(c)
-    assert fairness.counter[c] == 100.0
-    charge(fairness, i32(c), np.array([1.0]), 900.0)
-    fairness.closed(i32(c))
-    fairness.opened(c)
-    assert fairness.counter[c] == 1000.0, "time away pays nothing back"
-    fairness.opened(c)
-    fairness.closed(i32(c))
-    charge(fairness, i32(a, b), np.array([1.0, 1.0]), 9000.0)
-    fairness.opened(c)
-    assert fairness.counter[c] == 1000.0, "it was never away"
+def settle(fairness: Fairness, unmet: str = "", blocked: str = "", served: str = "") -> None:
+    """A slot in which these tenants wanted more, lacked room, were served."""
+    slot = np.zeros((3, fairness.counter.size), np.bool_)
+    for kind, names in ((UNMET, unmet), (BLOCKED, blocked), (SERVED, served)):
+        for name in names:
+            slot[kind, fairness.tenant(name)] = True
+    settle_books(fairness.counter, fairness.claims, slot, fairness.floor, fairness.counter.size)
 
 
-def test_the_gap_counts_only_tenants_with_work() -> None:
+def books(**counters: float) -> Fairness:
     fairness = Fairness(10)
-    a, b, idle = (fairness.tenant(n) for n in "abz")
-    charge(fairness, i32(a, b, idle), np.array([1.0, 4.0, 95.0]), 100.0)
-    assert fairness.gap_ns() == 0.0
-    fairness.opened(a)
-    assert fairness.gap_ns() == 0.0
-    fairness.open_requests[b] = 1
-    assert fairness.gap_ns() == 3.0
+    for name, counter in counters.items():
+        fairness.opened(fairness.tenant(name))
+        fairness.counter[fairness.tenant(name)] = counter
+    return fairness
+
+
+def test_who_comes_to_want_more_is_lifted_to_the_least_of_those_that_do() -> None:
+    fairness = books(a=100.0, b=300.0, c=0.0)
+    settle(fairness, unmet="ab", served="ab")
+    assert fairness.comparable()[0].tolist() == [100.0, 300.0, 100.0], "as soon as it is compared"
+    settle(fairness, unmet="abc")
+    assert fairness.counter.tolist() == [100.0, 300.0, 100.0], "and for good once it has a claim"
+    fairness.counter[:] += 50
+    settle(fairness, unmet="ab")
+    settle(fairness, unmet="abc")
+    assert fairness.counter[2] == 150.0
+
+
+def test_a_claim_that_lasts_is_not_lifted() -> None:
+    fairness = books(a=0.0, b=0.0)
+    settle(fairness, unmet="ab")
+    fairness.counter[0] = 500.0
+    settle(fairness, unmet="ab", served="a")
+    assert fairness.counter.tolist() == [500.0, 0.0] == fairness.comparable()[0].tolist()
+
+
+def test_time_that_nobody_else_wanted_is_not_owed() -> None:
+    fairness = books(a=900.0, b=10.0)
+    settle(fairness, served="ab")
+    settle(fairness, unmet="b", served="a")
+    assert fairness.counter.tolist() == [900.0, 900.0]
+
+
+def test_lack_of_room_keeps_a_claim_but_makes_none() -> None:
+    fairness = books(a=0.0, b=0.0, c=0.0)
+    settle(fairness, unmet="ab")
+    fairness.counter[0] = 500.0
+    settle(fairness, unmet="a", blocked="bc", served="a")
+    settle(fairness, unmet="abc")
+    assert fairness.counter.tolist() == [500.0, 0.0, 500.0]
+
+
+def test_the_gap_is_that_before_the_least_claim() -> None:
+    fairness = books(a=5.0, b=40.0, idle=900.0)
+    fairness.closed(i32(fairness.tenant("idle")))
+    assert fairness.gap_ns() == 0.0, "nobody wants more"
+    fairness.claims[0] = True
+    assert fairness.gap_ns() == 35.0
 
 
 def test_the_lag_is_a_number_of_mean_slots() -> None:

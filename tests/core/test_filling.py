@@ -9,13 +9,6 @@ import numpy as np
 from kaiseki.core.costs import predict_ns
 from kaiseki.core.entries import ENTRY
 from kaiseki.core.filling import (
-    L_ADMISSION,
-    L_BLOCKS,
-    L_ROWS,
-    L_SOLE,
-    L_STARVING,
-    L_TOKENS,
-    N_LIMITS,
     N_RULES,
     R_BLOCK,
     R_BOUND_NS,
@@ -30,6 +23,7 @@ from kaiseki.core.filling import (
     no_features,
 )
 from kaiseki.core.lanes import LANES
+from kaiseki.core.limits import L_ADMISSION, L_BLOCKS, L_ROWS, L_SOLE, L_STARVING, L_TOKENS, N_LIMITS
 from kaiseki.core.protocols import N_FEATURES
 from kaiseki.core.reasons import Reason
 

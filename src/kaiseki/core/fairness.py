@@ -4,12 +4,54 @@ from __future__ import annotations
 
 import numpy as np
 
-from kaiseki.core.decision import F64, I32
-from kaiseki.core.jit import inlined
-from kaiseki.core.lanes import LANE_WEIGHT, LANES, move
+from kaiseki.core.decision import F64, I32, I64, Bool
+from kaiseki.core.jit import inlined, kernel
+from kaiseki.core.lanes import LANE_WEIGHT, LANES
+from kaiseki.core.limits import L_BLOCKS, L_ROWS, is_blocked
+from kaiseki.core.table import Records
 
 HARD_LAG = 2.0
 """H over L."""
+
+
+# What a tenant or lane saw in a slot.
+UNMET, BLOCKED, SERVED = range(3)
+
+
+@kernel
+def note_wants(entries: Records, waiting: I64, limits: F64, out: Bool) -> None:
+    """Mark in `out` (bool[3, tenants * LANES]) who could have used more time, lacked room, was served."""
+    for g in range(waiting.size):
+        if waiting[g] > 0:
+            out[UNMET if limits[L_ROWS] >= 1.0 and limits[L_BLOCKS] >= 1.0 else BLOCKED, g] = True
+    for i in range(entries.size):
+        entry = entries[i]
+        group = entry["group"]
+        if entry["chunk"] > 0:
+            out[SERVED, group] = True
+        if entry["chunk"] < entry["need"]:
+            out[BLOCKED if is_blocked(entry, limits) else UNMET, group] = True
+
+
+@kernel
+def settle_books(counter: F64, claims: Bool, slot: Bool, floor: F64, width: int) -> None:
+    """See `Fairness.settle`; for each `width` counters that belong together, with one entry of `floor`."""
+    for first in range(0, counter.size, width):
+        k = first // width
+        least, most, anybody = np.inf, -np.inf, False
+        for g in range(first, first + width):
+            if slot[UNMET, g] and not claims[g]:
+                counter[g] = max(counter[g], floor[k])
+            claims[g] = slot[UNMET, g] or (claims[g] and slot[BLOCKED, g])
+            anybody = anybody or claims[g]
+            if slot[UNMET, g]:
+                least = min(least, counter[g])
+            elif slot[SERVED, g]:
+                most = max(most, counter[g])
+        if least < np.inf:
+            floor[k] = max(floor[k], least)
+        elif not anybody:
+            floor[k] = max(floor[k], most)
 
 
 @inlined
@@ -28,8 +70,8 @@ class Fairness:
     when they are granted and corrected when their step is measured. Each lane of a tenant has a counter of
     its own, divided by the lane's weight as well.
 
-    A tenant that comes back from idleness is lifted to the least counter among tenants with work, so
-    that it neither collects credit for the time it was away nor pays for it.
+    A tenant that comes to want more than it gets is lifted, so that it neither collects credit for the time
+    before nor pays for it; see `settle`.
 
     Args:
         window: how many mean slots of service a tenant may be ahead (B13 `fairness_window`).
@@ -41,8 +83,11 @@ class Fairness:
         self.counter: F64 = np.zeros(0)
         self.weight: F64 = np.zeros(0)
         self.open_requests: I32 = np.zeros(0, np.int32)
+        self.claims: Bool = np.zeros(0, np.bool_)  # wanted more in the last slot, or lacked room since
+        self.floor: F64 = np.zeros(1)
         self.lane_counter: F64 = np.zeros(0)  # by tenant * LANES + lane
-        self.lane_requests: I32 = np.zeros(0, np.int32)
+        self.lane_claims: Bool = np.zeros(0, np.bool_)
+        self.lane_floor: F64 = np.zeros(0)  # by tenant
         self._index: dict[str, int] = {}
         self._mean_slot_ns = 0.0
 
@@ -65,8 +110,10 @@ class Fairness:
         self._index[name] = index
         self.names.append(name)
         self.counter = np.append(self.counter, 0.0)
+        self.claims = np.append(self.claims, np.False_)
         self.lane_counter = np.append(self.lane_counter, np.zeros(LANES))
-        self.lane_requests = np.append(self.lane_requests, np.zeros(LANES, np.int32))
+        self.lane_claims = np.append(self.lane_claims, np.zeros(LANES, np.bool_))
+        self.lane_floor = np.append(self.lane_floor, 0.0)
         self.weight = np.append(self.weight, 1.0)
         self.open_requests = np.append(self.open_requests, np.int32(0))
         return index
@@ -83,20 +130,45 @@ class Fairness:
         self.weight[index] = weight
 
     def opened(self, tenant: int) -> None:
-        """The tenant has one more open request; the first one lifts it."""
-        if self.open_requests[tenant] == 0:
-            busy = self.open_requests > 0
-            if busy.any():
-                self.counter[tenant] = max(self.counter[tenant], self.counter[busy].min())
+        """The tenant has one more open request."""
         self.open_requests[tenant] += 1
 
     def closed(self, tenants: I32) -> None:
         """Requests of these tenants (int32[n], with repetition) ended."""
         np.subtract.at(self.open_requests, tenants, 1)
 
-    def moved(self, old: I32, new: I32) -> None:
-        """Requests change lanes: int32[n] each, tenant * LANES + lane, -1 for none."""
-        move(self.lane_counter, self.lane_requests, old, new)
+    def comparable(self) -> tuple[F64, F64]:
+        """Copies of the counters of tenants and of lanes as they compare now.
+
+        Who has no claim from before compares as if it had been lifted already; see `settle`.
+        """
+        lifted = np.maximum(self.counter, self.floor[0])
+        tenants: F64 = np.where(self.claims, self.counter, lifted)
+        lanes: F64 = np.where(
+            self.lane_claims,
+            self.lane_counter,
+            np.maximum(self.lane_counter, np.repeat(self.lane_floor, LANES)),
+        )
+        return tenants, lanes
+
+    def settle(self, entries: Records, waiting: I64, limits: F64) -> None:
+        """Close the books of a slot: who wanted more than it got can claim it later, nobody else can.
+
+        A tenant that comes to want more is lifted to the largest there has been of the least counters
+        among tenants that wanted more, or, where nobody did, of the counters of those that were served.
+        So nobody collects credit while it has no use for it, and nobody owes for time that nobody else
+        wanted. Lanes of a tenant likewise. See `docs/fairness.md` for what follows.
+
+        Args:
+            entries: ENTRY[n] with their answers.
+            waiting: int64[tenants * LANES], requests that wait.
+            limits: float64[N_LIMITS], what the slot left.
+        """
+        lanes = np.zeros((3, self.lane_counter.size), np.bool_)
+        note_wants(entries, waiting, limits, lanes)
+        tenants: Bool = np.any(lanes.reshape(3, -1, LANES), axis=2)
+        settle_books(self.counter, self.claims, tenants, self.floor, self.counter.size)
+        settle_books(self.lane_counter, self.lane_claims, lanes, self.lane_floor, LANES)
 
     def observe_slot(self, measured_ns: float) -> None:
         """Learn how long a slot takes: the lags are multiples of the mean.
@@ -107,6 +179,8 @@ class Fairness:
         self._mean_slot_ns += rate * (measured_ns - self._mean_slot_ns)
 
     def gap_ns(self) -> float:
-        """Largest difference between counters of tenants that have work, ns per unit of weight."""
+        """How far the tenant furthest ahead is before the least of those that want more, ns per weight."""
         busy = self.open_requests > 0
-        return float(np.ptp(self.counter[busy])) if busy.sum() > 1 else 0.0
+        if not self.claims.any() or not busy.any():
+            return 0.0
+        return float(max(0.0, self.counter[busy].max() - self.counter[self.claims].min()))

@@ -9,6 +9,7 @@ from kaiseki.core.decision import F64, I32, I64
 from kaiseki.core.fairness import charge
 from kaiseki.core.jit import inlined, kernel
 from kaiseki.core.lanes import LANES
+from kaiseki.core.limits import L_ADMISSION, L_BLOCKS, L_ROWS, L_SOLE, L_STARVING, L_TOKENS, is_blocked
 from kaiseki.core.protocols import F_CONTEXT, F_DECODES, F_SLOT, N_FEATURES
 from kaiseki.core.reasons import Reason
 from kaiseki.core.table import Record, Records
@@ -24,10 +25,6 @@ _LANE_SHARE = int(Reason.LANE_SHARE)
 _BEHIND = int(Reason.BEHIND)
 _DECODE_BOUND = int(Reason.DECODE_BOUND)
 _NONE = int(Reason.NONE)
-
-# Places in the float64 vector of limits that the kernel uses up.
-L_TOKENS, L_ROWS, L_BLOCKS, L_ADMISSION, L_STARVING, L_SOLE = range(6)
-N_LIMITS = 6
 
 # Places in the float64 vector of rules.
 R_HEADROOM, R_BOUND_NS, R_QUANTUM, R_BLOCK, R_CHUNKED, R_STRICT, R_LAG, R_HARD_LAG, R_CHAMPION = range(9)
@@ -221,7 +218,7 @@ def fill(
         planes, rules: constant in a slot.
         counter: float64[tenants], ns per weight; what is granted is added as predicted.
         weight: float64[tenants].
-        more: int32[tenants], scratch.
+        more: int32[tenants]; afterwards how many entries of each could use more time than they got.
         deep: int64[tenants], waiting requests that are not among the entries.
         lane_counter, lane_more, lane_deep: the same by tenant * LANES + lane.
 
@@ -234,7 +231,8 @@ def fill(
     for g in range(lane_more.size):
         lane_more[g] = 0
     for i in range(entries.size):
-        if entries[i]["open"]:
+        entry = entries[i]
+        if entry["open"] or (entry["chunk"] < entry["need"] and not is_blocked(entry, limits)):
             more[entries[i]["tenant"]] += 1
             lane_more[entries[i]["group"]] += 1
     floor = _least(counter, more, deep, True, 0, counter.size)
@@ -255,8 +253,6 @@ def fill(
                 continue
             entry["open"] = False
             moved = True
-            more[tenant] -= 1
-            lane_more[group] -= 1
             if closed and entry["waiting"]:
                 entry["reason"] = _BEHIND
                 continue
@@ -267,13 +263,17 @@ def fill(
                 granted = entry["chunk"] > 0
                 if granted:
                     add_prefill(features, float(entry["start"]), float(entry["chunk"]))
-            if not granted:
+            if granted:
+                _use_up(entry, limits, block)
+                after = predict_ns(planes, features)
+                charge(group, after - before, counter, weight, lane_counter)
+                before = after
+            else:
                 closed = closed or (rules[R_STRICT] > 0.0 and entry["waiting"])
-                continue
-            _use_up(entry, limits, block)
-            after = predict_ns(planes, features)
-            charge(group, after - before, counter, weight, lane_counter)
-            before = after
+            # Who wants more time stays among those that others are compared with, though there is none left.
+            if entry["chunk"] == entry["need"] or is_blocked(entry, limits):
+                more[tenant] -= 1
+                lane_more[group] -= 1
     return put_off
 
 

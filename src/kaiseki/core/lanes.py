@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from kaiseki.core.decision import F64, I32, I64, Bool
-from kaiseki.core.jit import kernel
 
 SMALLEST = 64
 """Tokens up to which all requests are in the first lane."""
@@ -30,30 +29,6 @@ def lanes_of(uncached: I32, demoted: Bool) -> I32:
     lanes = np.clip(steps, 0, LONG_LANE).astype(np.int32)
     lanes[demoted] = DEMOTED_LANE
     return lanes
-
-
-@kernel
-def move(counter: F64, requests: I32, old: I32, new: I32) -> None:
-    """Requests change from groups `old` to `new` (int32[n], tenant * LANES + lane; -1 for none).
-
-    `counter`, `requests` by group. A lane that had no request is lifted to the least among its tenant's
-    lanes that have some, as a tenant is that comes back.
-    """
-    for i in range(old.size):
-        if old[i] >= 0:
-            requests[old[i]] -= 1
-        group = new[i]
-        if group < 0:
-            continue
-        if requests[group] == 0:
-            first = group // LANES * LANES
-            least = np.inf
-            for g in range(first, first + LANES):
-                if requests[g] > 0:
-                    least = min(least, counter[g])
-            if least < np.inf:
-                counter[group] = max(counter[group], least)
-        requests[group] += 1
 
 
 def per_tenant(by_group: I64) -> I64:

@@ -137,9 +137,7 @@ class Lifecycle:
         cached = self.kv.cached_tokens(rows, known - 1)[:, 0]
         left = known - cached
         t.state[rows] = State.WAITING
-        before = t.group[rows]
         self.waiting.add(rows, self.policy.key(self.view(rows, left)), self.latest_start(rows, left), left)
-        self.fairness.moved(before, t.group[rows])
 
     def latest_start(self, rows: I32, uncached: I32) -> F64:
         """float64[n]: when each must start to meet its SLO, alone with best cache; inf without target.
@@ -223,7 +221,6 @@ class Lifecycle:
         t.state[rows] = State.FREE
         self._leave_forks(rows, now)
         self.fairness.closed(t.tenant[rows])
-        self.fairness.moved(t.group[rows], np.full(rows.size, -1, np.int32))
         for row in rows.tolist():
             self.kv.forget(row)
             del self.ids[self.names.pop(row)]

@@ -29,7 +29,10 @@ from kaiseki.core.entries import (
     waiting_entries,
 )
 from kaiseki.core.fairness import Fairness
-from kaiseki.core.filling import (
+from kaiseki.core.filling import R_LAG, fill, no_features
+from kaiseki.core.lanes import LANES, per_tenant
+from kaiseki.core.lifecycle import Ending, Lifecycle
+from kaiseki.core.limits import (
     L_ADMISSION,
     L_BLOCKS,
     L_ROWS,
@@ -37,12 +40,7 @@ from kaiseki.core.filling import (
     L_STARVING,
     L_TOKENS,
     N_LIMITS,
-    R_LAG,
-    fill,
-    no_features,
 )
-from kaiseki.core.lanes import LANES, per_tenant
-from kaiseki.core.lifecycle import Ending, Lifecycle
 from kaiseki.core.pace import Pace
 from kaiseki.core.policy import Order, Policy
 from kaiseki.core.preemption import choose_forced, choose_purchase, newcomer_value, victim_prices
@@ -184,7 +182,7 @@ class Scheduler:
         if forced.size:
             found = self._scan(now)
         new = no_entries() if forced.size else self._candidates(now, work_limit)
-        entries, features = self._fill(found, new, now, NO_ROW)
+        entries, features, limits = self._fill(found, new, now, NO_ROW)
         bought = forced[:0]
         if new.size and (self.policy.buys or self.policy.fair):
             bought, newcomer = self._displace(entries, now)
@@ -192,8 +190,10 @@ class Scheduler:
                 found = self._scan(now)
                 # A victim's blocks are idle now, and a fork can no longer share them.
                 new = self._measure(entries["row"][entries["waiting"]])
-                entries, features = self._fill(found, new, now, newcomer)
+                entries, features, limits = self._fill(found, new, now, newcomer)
         decision = self._emit(entries, features, found, now)
+        if self.policy.fair:
+            self.fairness.settle(entries, self.waiting.by_group(), limits)
         if forced.size or bought.size:
             decision.preempted = np.concatenate([forced, bought])
             decision.how = np.full(decision.preempted.size, How.RECOMPUTE, np.int8)
@@ -309,8 +309,11 @@ class Scheduler:
         cached = self.kv.cached_tokens(rows, t.prompt[rows] + t.outputs[rows] - 1)
         return waiting_entries(t, rows, cached, self.kv.block_tokens)
 
-    def _fill(self, found: Scan, new: Records, now: int, first: int) -> tuple[Records, F64]:
-        """Order all entries and grant what fits. Returns them with their grants, and the set's features."""
+    def _fill(self, found: Scan, new: Records, now: int, first: int) -> tuple[Records, F64, F64]:
+        """Order all entries and grant what fits.
+
+        Returns them with their grants, the set's features, and what is left of the limits.
+        """
         t, s, p = self.table, self.settings, self.policy
         bound_ns = slot_bound_ns(p, found, self.tightest_ttft_ns())
         headroom = self.cost.headroom() if p.time_bound else 1.0
@@ -332,13 +335,12 @@ class Scheduler:
             [headroom, bound_ns, s.quantum_tokens, self.kv.block_tokens, p.chunked, p.strict, lag, hard,
              self.champion]
         )  # fmt: skip
-        return self._grant(entries, rules, limits)
+        return *self._grant(entries, rules, limits), limits
 
     def _grant(self, entries: Records, rules: F64, limits: F64) -> tuple[Records, F64]:
         """Walk the entries; while some are put off for others that wait, look at more of these."""
         features, trial, fair = no_features(), no_features(), self.fairness
-        # The real counters are charged when the grants are carried out.
-        counter, lane_counter = fair.counter.copy(), fair.lane_counter.copy()
+        counter, lane_counter = fair.comparable()  # the real ones are charged when grants are carried out
         more, lane_more = np.zeros(counter.size, np.int32), np.zeros(lane_counter.size, np.int32)
         lane_deep = np.zeros(lane_counter.size, np.int64)
         deep = np.zeros(counter.size, np.int64)
