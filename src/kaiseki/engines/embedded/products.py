@@ -1,7 +1,8 @@
 """Products with weights packed for tiles: float32, as few rows as a decode step has or as many as a prefill.
 
-With few rows a product takes as long as reading its weights from memory. oneDNN and BLAS need half as
-long again from 4 to 32 rows, and are no faster with hundreds.
+With few rows a product takes as long as reading its weights from memory, if the next panel of them is
+fetched while the present one is used. oneDNN takes up to twice as long from 4 to 32 rows, and is no faster
+with hundreds.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ ROW_TILES = 16
 """Tiles of rows that share a panel while it is in the cache; their own inputs stay in the second level."""
 DEPTH = 640
 """About the most of a panel that is used at once: 40 KiB."""
+LINE = 4 * COLUMNS
+"""Bytes of a panel per step of depth."""
 
 
 def pack(weight: F32) -> F32:
@@ -24,6 +27,15 @@ def pack(weight: F32) -> F32:
     padded = np.zeros((-(-size // COLUMNS) * COLUMNS, depth), np.float32)
     padded[:size] = weight
     return np.ascontiguousarray(padded.reshape(-1, COLUMNS, depth).transpose(0, 2, 1))
+
+
+@kernel()
+def pace_of(rows: int, tiles: int) -> int:
+    """Bytes of the next panel to fetch per step, when these many tiles of rows share the present one.
+
+    Processors fetch ahead by themselves when nothing else happens between two lines, as with one row.
+    """
+    return LINE // min(tiles, ROW_TILES) if rows > 2 else 0
 
 
 @kernel(parallel=True)
@@ -41,6 +53,7 @@ def product(x: F32, weight: F32, start: F32, out: F32, parts: int) -> None:
     panels = weight.shape[0]
     tiles = (rows + ROWS - 1) // ROWS
     pieces = (depth + DEPTH - 1) // DEPTH
+    pace = pace_of(rows, tiles)
     for part in prange(parts):
         for group in range(0, tiles, ROW_TILES):
             for piece in range(pieces):
@@ -53,15 +66,18 @@ def product(x: F32, weight: F32, start: F32, out: F32, parts: int) -> None:
                             for row in range(r, last):
                                 for i in range(column, column + COLUMNS):
                                     out[row, i] = start[row % start.shape[0], i]
+                        at = address(weight[panel], k, 0)
                         add_tile(
                             last - r,
                             address(x, r, k),
                             depth,
-                            address(weight[panel], k, 0),
+                            at,
                             COLUMNS,
                             address(out, r, column),
                             out.shape[1],
                             end - k,
+                            at + LINE * depth + (tile - group) * (end - k) * pace,
+                            pace,
                         )
 
 
@@ -78,6 +94,7 @@ def gated_product(x: F32, weight: F32, out: F32, parts: int) -> None:
     rows, depth = x.shape
     panels = weight.shape[0]
     tiles = (rows + ROWS - 1) // ROWS
+    pace = pace_of(rows, tiles)
     for part in prange(parts):
         both = np.empty((2 * ROWS, COLUMNS), np.float32)
         for group in range(0, tiles, ROW_TILES):
@@ -86,15 +103,18 @@ def gated_product(x: F32, weight: F32, out: F32, parts: int) -> None:
                     r, last = rows * tile // tiles, rows * (tile + 1) // tiles
                     both[:] = 0
                     for side in range(2):
+                        at = address(weight[panel, side], 0, 0)
                         add_tile(
                             last - r,
                             address(x, r, 0),
                             depth,
-                            address(weight[panel, side], 0, 0),
+                            at,
                             COLUMNS,
                             address(both, side * ROWS, 0),
                             COLUMNS,
                             depth,
+                            at + 2 * LINE * depth + (tile - group) * depth * pace,
+                            pace,
                         )
                     for row in range(last - r):
                         for i in range(COLUMNS):

@@ -101,6 +101,8 @@ def attend_tile(
             address(weights, 0, first),
             weights.shape[1],
             dim,
+            address(keys[panel], dim, 0),
+            4 * COLUMNS,
         )
     for r in range(rows):
         own = start + (row + r) // group + 1
@@ -125,6 +127,8 @@ def attend_tile(
             address(out, 0, column),
             width,
             end,
+            address(values, 0, column),
+            4 * width,
         )
 
 
