@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def tiny(request: pytest.FixtureRequest) -> Tiny:
 
 def engine_over(model: Any, pool: BlockPool, depth: int) -> EmbeddedEngine:
     return EmbeddedEngine(
-        model,
+        copy.deepcopy(model),  # the engine makes it over
         byte_tokenizer(),
         tables=pool,
         blocks=pool.total_blocks,

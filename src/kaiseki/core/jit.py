@@ -25,7 +25,7 @@ def njit(fn: F) -> F:
     With NUMBA_DISABLE_JIT=1 the function is returned as it is and runs as ordinary Python. Numba has
     no type hints of its own, so the cast keeps the signature that was written.
     """
-    return cast(F, _stamped(_njit(cache=True, nogil=True)(fn), fn.__module__))
+    return cast(F, stamped(_njit(cache=True, nogil=True)(fn), fn.__module__))
 
 
 def kernel(fn: F) -> F:
@@ -34,7 +34,7 @@ def kernel(fn: F) -> F:
     Numba otherwise counts references whenever an array is passed on or taken out of a tuple; in a loop
     that calls small functions, that costs several times what the loop does.
     """
-    return cast(F, _stamped(_njit(cache=True, nogil=True, _nrt=False)(fn), fn.__module__))
+    return cast(F, stamped(_njit(cache=True, nogil=True, _nrt=False)(fn), fn.__module__))
 
 
 def inlined(fn: F) -> F:
@@ -43,10 +43,10 @@ def inlined(fn: F) -> F:
     A tuple of ten arrays is passed on as ninety words, more work than most of what is done with it.
     """
     made = _njit(cache=True, nogil=True, _nrt=False, forceinline=True)(fn)
-    return cast(F, _stamped(made, fn.__module__))
+    return cast(F, stamped(made, fn.__module__))
 
 
-def _stamped(compiled: Any, module: str) -> Any:
+def stamped(compiled: Any, module: str) -> Any:
     """Have the function's stored code count as stale once anything it uses has changed.
 
     Numba itself looks only at the file the function stands in, but the functions and constants it

@@ -48,7 +48,7 @@ def whole(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: fl
     n, length = query.shape[0], key.shape[0]
     mask = torch.arange(length) <= torch.arange(length - n, length).unsqueeze(1)
     q, k, v = (t.transpose(0, 1).float() for t in (query, key, value))
-    group = HEADS // KV_HEADS
+    group = query.shape[1] // key.shape[1]
     k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(0, 1).to(query.dtype)
 
@@ -101,6 +101,35 @@ def test_random_chunks_attend_to_their_own_sequence(backend: AttentionBackend) -
                 first += n
         for i, n in zip(picked, sizes, strict=True):
             done[i] += n
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(6, 2, 8), (3, 3, 24), (8, 1, 16)])
+def test_long_chunks_beside_each_other(dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> None:
+    """Chunks of 40, 5 and 1 tokens after prefixes of 100, 0 and 50, shared by two threads."""
+    torch.manual_seed(2)
+    backend = CpuAttention(PoolShape(1, 64, PAGE, heads, kv_heads, dim, dtype), threads=2)
+    blocks = np.random.default_rng(1).permutation(64).astype(np.int32)
+    tables = np.stack([np.resize(part, 35) for part in np.split(blocks, [35, 37])])
+    sizes, starts = [40, 5, 1], [100, 0, 50]
+    parts = [
+        [torch.randn(start + n, h, dim).to(dtype) for h in (heads, kv_heads, kv_heads)]
+        for n, start in zip(sizes, starts, strict=True)
+    ]
+    for i, start in enumerate(starts):
+        if start:
+            batch = lay_out(
+                [np.zeros(start, np.int32)], np.zeros(1, np.int32), tables[i : i + 1], [True], PAGE
+            )
+            backend.attend(backend.plan(batch), 0, *(part[:start] for part in parts[i]), SCALE)
+    batch = lay_out(
+        [np.zeros(n, np.int32) for n in sizes], np.array(starts, np.int32), tables, [True] * 3, PAGE
+    )
+    new = [torch.cat([parts[i][k][start:] for i, start in enumerate(starts)]) for k in range(3)]
+    out = backend.attend(backend.plan(batch), 0, new[0], new[1], new[2], SCALE).split(sizes)
+    for got, (query, key, value), start in zip(out, parts, starts, strict=True):
+        expected = whole(query[start:], key, value, SCALE).float()
+        assert torch.allclose(got.float(), expected, atol=2e-5 if dtype == torch.float32 else 5e-2)
 
 
 def test_copied_blocks_hold_the_same(backend: AttentionBackend) -> None:

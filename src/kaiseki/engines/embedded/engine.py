@@ -18,7 +18,8 @@ from kaiseki.engines.embedded.attention import AttentionBackend
 from kaiseki.engines.embedded.attention.cpu import CpuAttention
 from kaiseki.engines.embedded.attention.cuda import CudaAttention
 from kaiseki.engines.embedded.batch import BlockTables
-from kaiseki.engines.embedded.forward import ModelRunner, check_config, pool_shape, verify, warm_up
+from kaiseki.engines.embedded.checks import check_config, take_over
+from kaiseki.engines.embedded.forward import pool_shape, warm_up
 from kaiseki.engines.embedded.rows import RowState
 from kaiseki.engines.embedded.steps import Step, StepRunner
 from kaiseki.engines.embedded.text import TextCodec
@@ -26,8 +27,6 @@ from kaiseki.engines.embedded.threads import available_threads, share_threads
 from kaiseki.engines.embedded.work import GenerationWork
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
-"""Largest accepted difference to the model's own attention at load, relative to the largest logit."""
 
 
 class EmbeddedEngine:
@@ -53,7 +52,7 @@ class EmbeddedEngine:
         """Take over a model that is already built, in float32 or bfloat16; it stays on its device.
 
         Args:
-            model: a `PreTrainedModel` with a language-model head; its attention is replaced.
+            model: a `PreTrainedModel` with a language-model head; it is made over, for this engine alone.
             tokenizer: the model's `PreTrainedTokenizerBase`.
             tables: block tables of rows, asked when a decision is executed.
             blocks: blocks in the KV pool.
@@ -81,9 +80,9 @@ class EmbeddedEngine:
         self._tables = tables
         self._results: deque[Future[StepResult]] = deque()
         self._worker = ThreadPoolExecutor(1, "kaiseki-engine", share_threads, (threads,))
-        self._runner = ModelRunner(model, self._backend(model, threads), block_tokens)
+        backend = self._backend(model, threads)
+        self._runner = self._worker.submit(take_over, model, backend, block_tokens).result()
         self._steps = StepRunner(self._runner, self.codec, clock)
-        self._worker.submit(verify, self._runner, TOLERANCE[self.shape.dtype]).result()
         self._capabilities = Capabilities(
             depth=depth,
             max_context_tokens=int(model.config.max_position_embeddings),

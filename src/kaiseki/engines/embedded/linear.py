@@ -1,8 +1,8 @@
-"""Faster linear layers for a model on the CPU: weights packed for oneDNN, layers that share an input fused.
+"""Faster linear layers for a model on the CPU: weights packed, layers that share an input fused.
 
-Decode steps multiply few rows by large matrices. There oneDNN with weights in its own blocked order
-beats the default BLAS, most of all on the language-model head, and one product is faster than three.
-Results differ from the plain layers' only by the order of sums.
+Steps multiply few rows by large matrices, and one product is faster than three. float32 is multiplied by
+our own loops, bfloat16 by oneDNN with weights in its own blocked order. Results differ from the plain
+layers' only by the order of sums.
 """
 
 from __future__ import annotations
@@ -10,13 +10,41 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from kaiseki.engines.embedded.products import pack, product
+from kaiseki.engines.embedded.tiles import COLUMNS
+
 SHARED_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names of sibling layers that families of models apply to one and the same input."""
 PACK_FOR_ROWS = 32
-"""Rows that packing optimises for; it is a hint, any number works."""
+"""Rows that oneDNN's packing optimises for; it is a hint, any number works."""
 
 
 class PackedLinear(nn.Module):
+    """A float32 linear layer, or several side by side, with its weight packed for `products.product`."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """`weight`: [out, in]; `bias`: [out]."""
+        super().__init__()
+        self.size = weight.shape[0]
+        self.weight = pack(weight.detach().numpy())
+        self.start = torch.zeros(1, self.weight.shape[0] * COLUMNS)
+        if bias is not None:
+            self.start[0, : self.size] = bias.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] to [..., out]."""
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        out = torch.empty(rows.shape[0], self.start.shape[1])
+        product(rows.numpy(), self.weight, self.start.numpy(), out.numpy(), torch.get_num_threads())
+        return out[:, : self.size].view(*x.shape[:-1], self.size)
+
+    def add_to(self, out: Tensor, x: Tensor) -> None:
+        """Add the product to `out`, float32[n, out], contiguous, `out` a multiple of COLUMNS; no bias."""
+        total = out.numpy()
+        product(x.numpy(), self.weight, total, total, torch.get_num_threads())
+
+
+class OneDnnLinear(nn.Module):
     """A linear layer whose weight is kept in oneDNN's blocked order."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -30,17 +58,26 @@ class PackedLinear(nn.Module):
         return torch.as_tensor(torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], ""))
 
 
+def joined(layers: list[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of one layer that does what several do, side by side; all have a bias, or none."""
+    biases = [p.detach() for layer in layers for name, p in layer.named_parameters() if name == "bias"]
+    weights = [layer.weight.detach() for layer in layers]
+    return torch.cat(weights), torch.cat(biases) if biases else None
+
+
+def packed(layers: list[nn.Linear]) -> nn.Module:
+    """A faster layer that does what several do, side by side."""
+    weight, bias = joined(layers)
+    return (PackedLinear if weight.dtype == torch.float32 else OneDnnLinear)(weight, bias)
+
+
 class SharedProduct:
     """One product for several layers with the same input; each layer then takes its columns."""
 
     def __init__(self, layers: list[nn.Linear]) -> None:
         """Concatenate the layers' weights."""
-        biases = [p.detach() for layer in layers for name, p in layer.named_parameters() if name == "bias"]
         self.sizes = [layer.out_features for layer in layers]
-        self.product = PackedLinear(
-            torch.cat([layer.weight for layer in layers]),
-            torch.cat(biases) if biases else None,
-        )
+        self.product = packed(layers)
         self._input: Tensor | None = None
         self._parts: tuple[Tensor, ...] = ()
         self._left = 0
@@ -72,10 +109,12 @@ class FusedLinear(nn.Module):
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether oneDNN can do products of this type on this machine."""
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        return False
-    return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    """Whether there are faster products of this type on this machine."""
+    if dtype == torch.float32:
+        return True
+    return hasattr(torch.ops.mkldnn, "_linear_pointwise") and bool(
+        torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
 
 
 def pack_linear_layers(model: nn.Module) -> None:
@@ -90,7 +129,7 @@ def pack_linear_layers(model: nn.Module) -> None:
                     setattr(parent, name, FusedLinear(shared, i))
                     del plain[name]
         for name, layer in plain.items():
-            setattr(parent, name, PackedLinear(layer.weight, layer.bias))
+            setattr(parent, name, packed([layer]))
 
 
 def _alike(layers: list[nn.Linear]) -> bool:

@@ -1,8 +1,7 @@
 """Paged attention on CPUs.
 
-Single tokens (decodes, and chunks of a few tokens) go through compiled loops that read KV blocks in
-place. Longer chunks compute enough per byte that gathering their blocks once and using Torch's
-blocked attention is faster.
+Single tokens (decodes, and chunks of a few tokens) go through loops that read KV blocks in place. Longer
+chunks compute enough per key that copying a head's keys into the order of tiles first is faster.
 """
 
 from __future__ import annotations
@@ -10,51 +9,39 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from kaiseki.core.decision import I32, I64
-from kaiseki.engines.embedded.attention import kernels
+from kaiseki.engines.embedded.attention import chunks, kernels, placing
 from kaiseki.engines.embedded.attention.base import PoolShape
 from kaiseki.engines.embedded.batch import Batch
+from kaiseki.engines.embedded.compiled import F32, SERIAL_ROWS, view
 
 SHORT_CHUNK = 4
 """Chunks up to this many tokens are attended token by token."""
-SERIAL_TOKENS = 16
-"""Up to this many tokens, waking other threads takes longer than writing all K and V on one."""
-
-
-@dataclass(frozen=True, slots=True)
-class LongChunk:
-    """A chunk for blocked attention: tokens [first, last) of the forward, `start` tokens before them.
-
-    `blocks`: int64[blocks that cover the sequence]; `mask`: float32[n, start + n] added to scores, None
-    when the chunk begins its sequence and plain causal attention does.
-    """
-
-    first: int
-    last: int
-    start: int
-    blocks: torch.Tensor
-    mask: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
 class CpuPlan:
-    """Work of one forward, the same for every layer; see `kernels.attend` for the arrays."""
+    """Work of one forward, the same for every layer.
+
+    `tokens`, `owners`, `ends`, `cuts` are for `kernels.attend`; `chunks`, `items`, `item_cuts` (as `cuts`)
+    for `chunks.attend_chunks`.
+    """
 
     slots: I64
+    tables: I32
     tokens: I64
     owners: I32
     ends: I32
-    tables: I32
     cuts: I32
-    long: tuple[LongChunk, ...]
+    chunks: I32
+    items: I32
+    item_cuts: I32
 
 
 class CpuAttention:
-    """An `AttentionBackend` on Torch CPU tensors, seen by compiled kernels as NumPy arrays."""
+    """An `AttentionBackend` whose pool is NumPy arrays, bfloat16 as uint16."""
 
     def __init__(self, shape: PoolShape, threads: int) -> None:
         """Allocate the pool.
@@ -67,9 +54,9 @@ class CpuAttention:
         self._shape = shape
         self._threads = threads
         size = (shape.blocks, shape.kv_heads, shape.block_tokens, shape.head_dim)
-        self._keys = [_pool(size, shape.dtype) for _ in range(shape.layers)]
-        self._values = [_pool(size, shape.dtype) for _ in range(shape.layers)]
-        self._views = [(_view(k), _view(v)) for k, v in zip(self._keys, self._values, strict=True)]
+        element = np.uint16 if shape.dtype == torch.bfloat16 else np.float32
+        # NumPy asks for huge pages, unlike Torch: blocks are read in any order.
+        self._pools = [(np.zeros(size, element), np.zeros(size, element)) for _ in range(shape.layers)]
 
     @property
     def shape(self) -> PoolShape:
@@ -79,27 +66,33 @@ class CpuAttention:
     def copy_blocks(self, copies: I32) -> None:
         """See `AttentionBackend`."""
         source, destination = copies[:, 0], copies[:, 1]
-        for keys, values in self._views:
+        for keys, values in self._pools:
             keys[destination] = keys[source]
             values[destination] = values[source]
 
     def plan(self, batch: Batch) -> CpuPlan:
         """See `AttentionBackend`."""
-        lengths = batch.lengths
-        short = np.flatnonzero(lengths <= SHORT_CHUNK).astype(np.int32)
-        owners = np.repeat(short, lengths[short])
+        shape, lengths = self._shape, batch.lengths
+        short, long = np.flatnonzero(lengths <= SHORT_CHUNK), np.flatnonzero(lengths > SHORT_CHUNK)
+        owners = np.repeat(short.astype(np.int32), lengths[short])
         last = np.cumsum(lengths[short])
         within = np.arange(owners.size) - np.repeat(last - lengths[short], lengths[short])
         tokens = batch.bounds[owners] + within
         ends = (batch.positions[tokens] + 1).astype(np.int32)
+        starts = batch.ends[long] - lengths[long]
+        found = np.stack([long, batch.bounds[long], starts, batch.ends[long]], 1).astype(np.int32)
+        group = shape.heads // shape.kv_heads
+        items = chunks.items_of(found, shape.kv_heads, group)
         return CpuPlan(
             slots=batch.slots,
+            tables=batch.tables,
             tokens=tokens.astype(np.int64),
             owners=owners,
             ends=ends,
-            tables=batch.tables,
-            cuts=_even_cuts(np.repeat(ends, self._shape.kv_heads), self._threads),
-            long=tuple(self._long_chunk(batch, int(i)) for i in np.flatnonzero(lengths > SHORT_CHUNK)),
+            cuts=_even_cuts(np.repeat(ends, shape.kv_heads), self._threads),
+            chunks=found,
+            items=items,
+            item_cuts=_even_cuts(items[:, chunks.COUNT] * chunks.ends_of(items, found, group), self._threads),
         )
 
     def attend(
@@ -112,85 +105,50 @@ class CpuAttention:
         scale: float,
     ) -> torch.Tensor:
         """See `AttentionBackend`."""
-        keys, values = self._views[layer]
-        store = kernels.store if plan.slots.size <= SERIAL_TOKENS else kernels.store_parallel
-        store(_view(key), _view(value), keys, values, plan.slots)
-        wide = query.float().contiguous()
-        out = torch.empty_like(wide)
-        if plan.tokens.size:
-            kernels.attend(
-                wide.numpy(),
-                keys,
-                values,
-                plan.tokens,
-                plan.owners,
-                plan.ends,
-                plan.tables,
-                plan.cuts,
-                np.float32(scale),
-                out.numpy(),
-            )
-        result = out.to(query.dtype)
-        for chunk in plan.long:
-            mine = slice(chunk.first, chunk.last)
-            result[mine] = self._blocked(chunk, layer, query[mine], key[mine], value[mine], scale)
-        return result
+        keys, values = self._pools[layer]
+        store = placing.store if plan.slots.size <= SERIAL_ROWS else placing.store_parallel
+        store(view(key), view(value), keys, values, plan.slots)
+        return self._attend(plan, layer, query.float().contiguous(), scale).to(query.dtype)
 
-    def _long_chunk(self, batch: Batch, i: int) -> LongChunk:
-        first, last, end = int(batch.bounds[i]), int(batch.bounds[i + 1]), int(batch.ends[i])
-        start = end - (last - first)
-        blocks = batch.tables[i, : -(-end // self._shape.block_tokens)].astype(np.int64)
-        mask = None
-        if start:
-            future = torch.arange(end) > torch.arange(start, end).unsqueeze(1)
-            mask = torch.zeros(last - first, end, dtype=self._shape.dtype).masked_fill_(future, float("-inf"))
-        return LongChunk(first, last, start, torch.from_numpy(blocks), mask)
-
-    def _blocked(
+    def attend_projected(
         self,
-        chunk: LongChunk,
+        plan: CpuPlan,
         layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        projected: torch.Tensor,
+        angles: tuple[F32, F32],
+        norms: F32,
+        eps: float,
         scale: float,
     ) -> torch.Tensor:
-        """Attention of one long chunk: [n, heads, head_dim] of query, its own K and V, and the pool."""
-        if chunk.start:
-            end = chunk.start + query.shape[0]
-            key = self._gather(self._keys[layer], chunk.blocks, end)
-            value = self._gather(self._values[layer], chunk.blocks, end)
-        else:
-            key, value = key.transpose(0, 1), value.transpose(0, 1)
-        out = scaled_dot_product_attention(
-            query.transpose(0, 1).unsqueeze(0),
-            key.unsqueeze(0),
-            value.unsqueeze(0),
-            attn_mask=chunk.mask,
-            is_causal=chunk.mask is None,
-            scale=scale,
-            enable_gqa=True,
-        )
-        return out[0].transpose(0, 1)
+        """`attend` with queries, keys and values as one product leaves them, in float32.
 
-    def _gather(self, pool: torch.Tensor, blocks: torch.Tensor, end: int) -> torch.Tensor:
-        """[kv_heads, end, head_dim] of one sequence, contiguous per head."""
-        shape = self._shape
-        found = pool.index_select(0, blocks).transpose(0, 1)
-        return found.reshape(shape.kv_heads, -1, shape.head_dim)[:, :end]
+        Args:
+            plan, layer, scale: as in `attend`.
+            angles: cosines and sines.
+            projected, norms, eps: see `placing.place`.
 
+        Returns:
+            [T, heads, head_dim].
+        """
+        keys, values = self._pools[layer]
+        query = torch.empty(plan.slots.size, self._shape.heads, self._shape.head_dim)
+        place = placing.place if plan.slots.size <= SERIAL_ROWS else placing.place_parallel
+        place(projected.numpy(), *angles, norms, np.float32(eps), query.numpy(), keys, values, plan.slots)
+        return self._attend(plan, layer, query, scale)
 
-def _pool(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of zeros in memory from NumPy, which asks for huge pages: blocks are read in any order."""
-    if dtype == torch.bfloat16:
-        return torch.from_numpy(np.zeros(size, np.uint16)).view(torch.bfloat16)
-    return torch.from_numpy(np.zeros(size, np.float32))
-
-
-def _view(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
-    """A NumPy view for the kernels; bfloat16 shows as uint16."""
-    tensor = tensor.contiguous()
-    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    def _attend(self, plan: CpuPlan, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
+        """Attention to what is in the pool; query: float32[T, heads, head_dim], contiguous."""
+        out = torch.empty_like(query)
+        keys, values = self._pools[layer]
+        rows, factor, result = query.numpy(), np.float32(scale), out.numpy()
+        tables = plan.tables
+        if plan.tokens.size:
+            tokens, owners, ends, cuts = plan.tokens, plan.owners, plan.ends, plan.cuts
+            kernels.attend(rows, keys, values, tokens, owners, ends, tables, cuts, factor, result)
+        if plan.items.size:
+            cuts, items = plan.item_cuts, plan.items
+            chunks.attend_chunks(rows, keys, values, plan.chunks, items, tables, cuts, factor, result)
+        return out
 
 
 def _even_cuts(cost: I32, parts: int) -> I32:

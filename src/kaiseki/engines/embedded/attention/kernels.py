@@ -1,4 +1,4 @@
-"""Compiled inner loops of paged attention on CPUs: float32 or bfloat16 pools, float32 arithmetic.
+"""Attention of single tokens on CPUs, as compiled loops: float32 or bfloat16 pools, float32 arithmetic.
 
 The pool of a layer is [blocks, kv_heads, block_tokens, head_dim]: what one head reads of a block is
 contiguous, and blocks are read where they are.
@@ -6,34 +6,15 @@ contiguous, and blocks are read where they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numba
 import numpy as np
-import numpy.typing as npt
 from numba import prange
 from numba.extending import overload
 
 from kaiseki.core.decision import I32, I64
-
-F = TypeVar("F", bound=Callable[..., object])
-F32 = npt.NDArray[np.float32]
-Pool = npt.NDArray[Any]
-
-FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
-"""Sums may be reordered (to use vector registers) and multiply-adds fused; NaN and infinity still count."""
-LOG2_E = np.float32(1.4426950408889634)
-LEAST_EXPONENT = np.float32(-126)
-
-
-def kernel(*, parallel: bool = False) -> Callable[[F], F]:
-    """Compile a function on its first call, without the GIL, cached on disk."""
-
-    def compiled(fn: F) -> F:
-        return cast(F, numba.njit(parallel=parallel, fastmath=FASTMATH, nogil=True, cache=True)(fn))
-
-    return compiled
+from kaiseki.engines.embedded.compiled import F32, Elements, exp, kernel
 
 
 def widen(x: Any) -> Any:
@@ -58,27 +39,17 @@ def _widen_typed(x: Any) -> Any:
 
 @kernel()
 def exp_sum(x: F32, n: int, shift: np.float32) -> np.float32:
-    """Make x[:n] exp(x - shift), to 2e-7 of the largest; returns the sum. Vectorises, unlike math.exp."""
+    """Make x[:n] exp(x - shift); returns the sum."""
     total = np.float32(0)
     for i in range(n):
-        y = max((x[i] - shift) * LOG2_E, LEAST_EXPONENT)
-        whole = np.floor(y + np.float32(0.5))
-        r = y - whole
-        p = np.float32(1.535336188319500e-4)
-        p = p * r + np.float32(1.339887440266574e-3)
-        p = p * r + np.float32(9.618437357674640e-3)
-        p = p * r + np.float32(5.550332471162809e-2)
-        p = p * r + np.float32(2.402264791363012e-1)
-        p = p * r + np.float32(6.931472028550421e-1)
-        p = p * r + np.float32(1)
-        e = p * np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
+        e = exp(x[i] - shift)
         x[i] = e
         total += e
     return total
 
 
 @kernel()
-def scores_of_block(query: F32, keys: Pool, count: int, scale: np.float32, out: F32) -> None:
+def scores_of_block(query: F32, keys: Elements, count: int, scale: np.float32, out: F32) -> None:
     """Set out[t] = scale * query . keys[t] for t < count. Four keys share each load of the query."""
     dim = query.shape[0]
     t = 0
@@ -107,7 +78,7 @@ def scores_of_block(query: F32, keys: Pool, count: int, scale: np.float32, out: 
 
 
 @kernel()
-def add_values_of_block(weights: F32, values: Pool, count: int, out: F32) -> None:
+def add_values_of_block(weights: F32, values: Elements, count: int, out: F32) -> None:
     """Add weights[t] * values[t] for t < count to `out`, four values per pass over it."""
     dim = out.shape[0]
     t = 0
@@ -130,7 +101,7 @@ def add_values_of_block(weights: F32, values: Pool, count: int, out: F32) -> Non
 
 @kernel()
 def attend_group(
-    query: F32, keys: Pool, values: Pool, head: int, table: I32, end: int, scale: np.float32, out: F32
+    query: F32, keys: Elements, values: Elements, head: int, table: I32, end: int, scale: np.float32, out: F32
 ) -> None:
     """Attention of the query heads that share one KV head to positions [0, end) of one sequence.
 
@@ -164,36 +135,11 @@ def attend_group(
         first += block_tokens
 
 
-@kernel()
-def store_token(new_key: Pool, new_value: Pool, keys: Pool, values: Pool, slot: int) -> None:
-    """Write one token's [kv_heads, head_dim] into a layer's pool."""
-    block = slot // keys.shape[2]
-    offset = slot % keys.shape[2]
-    for h in range(keys.shape[1]):
-        for d in range(keys.shape[3]):
-            keys[block, h, offset, d] = new_key[h, d]
-            values[block, h, offset, d] = new_value[h, d]
-
-
-@kernel()
-def store(new_keys: Pool, new_values: Pool, keys: Pool, values: Pool, slots: I64) -> None:
-    """Write [T, kv_heads, head_dim] into a layer's pool, token i at slots[i]."""
-    for i in range(slots.shape[0]):
-        store_token(new_keys[i], new_values[i], keys, values, slots[i])
-
-
-@kernel(parallel=True)
-def store_parallel(new_keys: Pool, new_values: Pool, keys: Pool, values: Pool, slots: I64) -> None:
-    """`store` on all threads; apart, since Numba's cache can't tell two compilations of one function."""
-    for i in prange(slots.shape[0]):
-        store_token(new_keys[i], new_values[i], keys, values, slots[i])
-
-
 @kernel(parallel=True)
 def attend(
     query: F32,
-    keys: Pool,
-    values: Pool,
+    keys: Elements,
+    values: Elements,
     tokens: I64,
     owners: I32,
     ends: I32,
