@@ -20,7 +20,7 @@ from kaiseki.server.bodies import ChatRequest, CompletionRequest
 from kaiseki.server.chat import chat_completions
 from kaiseki.server.completions import completions
 from kaiseki.server.envelope import RequestIds
-from kaiseki.server.errors import ApiError
+from kaiseki.server.errors import ApiError, internal_error
 from kaiseki.server.seams import Backlog, DriverLike, TextModel
 from kaiseki.server.service import Service
 
@@ -68,10 +68,9 @@ def _add(app: FastAPI, method: str, path: str, route: Route, body: type[BaseMode
             return await route(request, request.app.state.service)
         except (ApiError, HTTPException):
             raise
-        except Exception:  # a bug of ours; the client learns no more than that
+        except Exception:
             _log.exception("%s %s failed", request.method, path)
-            message = "The server made an error; its log has the details."
-            raise ApiError(500, message, code="internal_error") from None
+            raise internal_error() from None
 
     # Bodies are read by the routes, after the key was checked; the schema is for the API's own pages.
     extra: dict[str, Any] = {}

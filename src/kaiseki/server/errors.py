@@ -75,6 +75,8 @@ class ApiError(Exception):
 def ended_badly(update: Update) -> ApiError:
     """The error for a request that ended in any other way than completed."""
     reason, outcome = update.reason, update.outcome
+    if outcome is Outcome.FAILED and reason is Reason.NONE:
+        return internal_error()
     if outcome is Outcome.REFUSED:
         status = _STATUS.get(reason, 429)
     elif outcome is Outcome.FAILED:
@@ -86,6 +88,11 @@ def ended_badly(update: Update) -> ApiError:
     message = f"Request {outcome.label}: {reason.sentence}{f' ({numbers})' if numbers else ''}."
     hopeless = reason is Reason.HOPELESS and outcome is Outcome.REFUSED
     return ApiError(status, message, code=code, retry_after_s=update.retry_after_s, retry=not hopeless)
+
+
+def internal_error() -> ApiError:
+    """A bug of ours; the client learns no more than that."""
+    return ApiError(500, "The server made an error; its log has the details.", code="internal_error")
 
 
 def invalid(param: str, message: str, value: Any = None) -> ApiError:
