@@ -29,6 +29,7 @@ from kaiseki.core.protocols import Engine
 from kaiseki.core.reasons import Outcome, Reason
 from kaiseki.core.requests import Request
 from kaiseki.core.scheduler import Scheduler
+from kaiseki.core.table import State
 from kaiseki.engines.clock import Clock, MonotonicClock
 from kaiseki.engines.inbox import Inbox, Post
 from kaiseki.engines.reporting import report_endings, report_load, report_slot, report_step
@@ -96,6 +97,7 @@ class Driver:
         self._ended = False
         self._progress_ns = self.clock.now_ns()
         self._candidate_ns = 0.0
+        report_load(self.metrics, scheduler, 0)  # whoever looks before the first slot sees an empty pool
 
     # ------------------------------------------------------------------ from any thread
 
@@ -313,7 +315,8 @@ class Driver:
             return
         row = s.life.ids[request.id]
         session = self._sessions[row] = _Session(request, sink)
-        key = float(s.waiting.keys(np.array([row], np.int32))[0]) if row in s.waiting else 0.0
+        queued = s.table.state[row] == State.WAITING  # a fork that is held back has no key yet
+        key = float(s.waiting.keys(np.array([row], np.int32))[0]) if queued else 0.0
         self.history.opened(Story(request, int(s.table.seq[row]), int(s.table.tenant[row]), key))
         self.metrics.set_names(s.fairness.names, [c.name for c in s.life.classes])
         try:

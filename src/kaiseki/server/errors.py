@@ -95,9 +95,12 @@ def internal_error() -> ApiError:
     return ApiError(500, "The server made an error; its log has the details.", code="internal_error")
 
 
-def invalid(param: str, message: str, value: Any = None) -> ApiError:
+_UNSAID = object()
+
+
+def invalid(param: str, message: str, value: Any = _UNSAID) -> ApiError:
     """A 400 that names the field, what is allowed, and the value found."""
-    got = "" if value is None else f"; got {_short(value)}"
+    got = "" if value is _UNSAID else f"; got {_short(value)}"
     return ApiError(400, f"Invalid {param!r}: {message}{got}.", param=param, code="invalid_value")
 
 

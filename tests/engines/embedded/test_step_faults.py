@@ -156,5 +156,8 @@ def test_a_request_that_always_breaks_the_step_ends_alone(
     end = served.ends["poison"]
     assert (end.outcome, end.reason) == (Outcome.FAILED, Reason.ENGINE_ERROR)
     assert end.numbers == {"attempts": attempts}
+    # With two steps in flight the second fails because the first did, which is no attempt of its own.
+    events = [e["event"] for e in served.driver.explain("poison")["timeline"]]
+    assert events.count("retried") == attempts - 1
     assert tokens.pop("poison") == []
     assert tokens == undisturbed
