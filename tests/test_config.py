@@ -36,6 +36,14 @@ def test_every_scheduler_setting_has_a_key_and_the_same_default() -> None:
     assert len(fields(SchedulerSettings)) == len(Settings().scheduler_settings().__slots__)
 
 
+def test_retries_are_a_small_whole_number() -> None:
+    assert parse("").engine.max_retries == 2
+    assert parse("engine: {max_retries: 0}").engine.max_retries == 0
+    for wrong in ("-1", "101", "1.5", "often"):
+        found = problems(f"engine: {{max_retries: {wrong}}}")
+        assert list(found) == ["engine.max_retries"]
+
+
 def test_classes_reach_the_core_in_its_units() -> None:
     settings = parse(
         """

@@ -90,13 +90,17 @@ class Memory(Section):
 
 
 class Engine(Section):
-    """The model and how it runs here. `model` is a name that `kaiseki pull` knows or a local path."""
+    """The model and how it runs here. `model` is a name that `kaiseki pull` knows or a local path.
+
+    A request goes on after at most `max_retries` errors of the engine that may be retried.
+    """
 
     model: Annotated[str, Field(min_length=1)] = "smollm2-135m-instruct"
     dtype: Literal["float32", "bfloat16"] = "float32"
     threads: Count | None = None
     pipeline_depth: Annotated[int, Field(ge=0, le=1)] = 1
     max_context: Count | None = None
+    max_retries: Annotated[int, Field(ge=0, le=100)] = 2
 
 
 class Class(Section):

@@ -90,3 +90,17 @@ def test_the_snapshot_counts_what_is_there() -> None:
     recent = bench.driver.recent(3)
     assert [r["request"] for r in recent] == ["r4", "r3", "r2"]
     assert [r["request"] for r in bench.driver.recent(9, "b")] == ["r3", "r1"]
+
+
+def test_a_fork_that_is_held_back_in_a_row_that_no_queue_has_seen() -> None:
+    """The table grows with every request, the queues only with those that wait in them."""
+    bench = Bench("fcfs", blocks=8192)
+    rows = bench.scheduler.table.capacity
+    for i in range(rows):
+        bench.submit(job(f"r{i}", 8, 2))
+    bench.submit(job("fork", 8, 2, fork_of="r0"))
+    bench.driver.step()
+    assert bench.scheduler.table.capacity > rows
+    bench.run()
+    assert all(s.outcome == Outcome.COMPLETED for s in bench.served.values())
+    bench.check_end()

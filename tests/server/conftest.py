@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 from tests.server.fakes import Connect, FakeDriver, FakeModel
+from tests.server.served import make_folder
 
 from kaiseki.config import Settings, parse
 from kaiseki.server.app import create_app
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny model, which takes a few seconds to make."""
+    return make_folder(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture

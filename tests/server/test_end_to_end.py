@@ -9,107 +9,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
-import torch
 from prometheus_client.parser import text_string_to_metric_families
-from tests.tiny_models import SIZES, byte_tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM
-
-from kaiseki.config import key_digest, parse
-from kaiseki.server.app import create_app
-from kaiseki.server.build import Stack, build
-from kaiseki.server.run import DrainingServer, bind, url_of
-
-CONTEXT = 4096
-POOL = 3000
-TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: "
-CONFIG = """
-engine: {{model: {folder}, threads: 1}}
-memory: {{pool_tokens: {pool}, block_size: 8}}
-scheduling: {{max_waiting_tokens: 3500}}
-classes: {{hurried: {{ttft_ms: 0.001, on_late: expire}}}}
-tenants:
-  acme: {{api_key_sha256: [{acme}], classes: [hurried]}}
-  labs: {{api_key_sha256: [{labs}]}}
-  boss: {{operator: true, api_key_sha256: [{boss}]}}
-"""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder: a token per byte, two layers."""
-    out = tmp_path_factory.mktemp("models") / "tiny"
-    torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(**SIZES | {"max_position_embeddings": CONTEXT})).save_pretrained(out)
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(out)
-    return out
+from tests.server.served import CONTEXT, POOL, Served, config_for, serving, until
 
 
 @pytest.fixture(scope="module")
 def config(folder: Path) -> str:
-    keys = {name: key_digest(name) for name in ("acme", "labs", "boss")}
-    return CONFIG.format(folder=folder, pool=POOL, **keys)
-
-
-@dataclass
-class Served:
-    """A running server, and what is behind it."""
-
-    stack: Stack
-    url: str
-
-    def openai(self, key: str = "acme") -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
-
-    def post(self, body: Any, key: str = "acme", timeout: float = 60, **headers: str) -> httpx.Response:
-        return httpx.post(
-            f"{self.url}/v1/completions",
-            content=body if isinstance(body, bytes) else json.dumps(body),
-            headers={"authorization": f"Bearer {key}"} | headers,
-            timeout=timeout,
-        )
-
-    def get(self, path: str, key: str = "boss") -> httpx.Response:
-        return httpx.get(f"{self.url}{path}", headers={"authorization": f"Bearer {key}"}, timeout=60)
-
-    def idle(self) -> bool:
-        state = self.stack.driver.snapshot()
-        return (state["open"], state["running"], state["waiting"], state["kv"]["live_blocks"]) == (0, 0, 0, 0)
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.005)
+    return config_for(folder)
 
 
 @pytest.fixture(scope="module")
 def running(config: str) -> Iterator[Served]:
-    settings = parse(config)
-    stack = build(settings)
-    listener = bind("127.0.0.1", 0)
-    ready = threading.Event()
-    app = create_app(stack.driver, stack.text, settings, stack.backlog)
-    server = DrainingServer(app, 5.0, ready.set)
-    url = url_of(listener)
-    stack.driver.start()
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    assert ready.wait(30)
-    yield Served(stack, url)
-    server.should_exit = True
-    thread.join(20)
-    stack.close()
+    with serving(config) as served:
+        yield served
 
 
 @pytest.fixture

@@ -136,6 +136,11 @@ def test_a_body_that_is_too_large(connect: Connect) -> None:
     refused(client.post("/v1/completions", content=chunks), 413)
 
 
+def test_a_failure_that_is_nobodys_but_ours(client: TestClient, driver: FakeDriver) -> None:
+    driver.script = ends(Outcome.FAILED, Reason.NONE)
+    assert refused(client.post("/v1/completions", json=TEXT), 500)["code"] == "internal_error"
+
+
 NEVER_FITS = {"tokens": 105, "pool_tokens": 64, "need_blocks": 7, "pool_blocks": 4}
 
 
@@ -149,7 +154,7 @@ NEVER_FITS = {"tokens": 105, "pool_tokens": 64, "need_blocks": 7, "pool_blocks":
         (Outcome.REFUSED, Reason.DRAINING, {}, 503, "draining"),
         (Outcome.REFUSED, Reason.HOPELESS, {}, 503, "hopeless"),
         (Outcome.EXPIRED, Reason.HOPELESS, {"retry_after_s": 7}, 503, "expired"),
-        (Outcome.FAILED, Reason.ENGINE_ERROR, {}, 500, "engine_error"),
+        (Outcome.FAILED, Reason.ENGINE_ERROR, {"numbers": {"attempts": 3}}, 500, "engine_error"),
     ],
 )
 def test_endings_before_the_first_token_have_a_status(

@@ -3,13 +3,18 @@
 Everything that touches the scheduler happens on the thread that calls `step`. Other threads put
 requests and cancellations into an inbox, which is emptied before each decision, and read state under a
 lock that is never held while the engine computes.
+
+What goes wrong is kept as small as it is (B15). An error of one request's making (an id that is open
+already, work that the engine can't open, an owner who can't be told) ends that request and no other. A
+row whose chunk failed is tried again while the engine says that this may help, but not for ever. Whatever
+else is raised is a fault of the system: nothing that goes on can be trusted, so everything ends, and
+health says why.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +29,11 @@ from kaiseki.core.protocols import Engine
 from kaiseki.core.reasons import Outcome, Reason
 from kaiseki.core.requests import Request
 from kaiseki.core.scheduler import Scheduler
+from kaiseki.core.table import State
 from kaiseki.engines.clock import Clock, MonotonicClock
-from kaiseki.engines.reporting import report_endings, report_slot, report_step
+from kaiseki.engines.inbox import Inbox, Post
+from kaiseki.engines.reporting import report_endings, report_load, report_slot, report_step
+from kaiseki.engines.status import Health, state_of
 from kaiseki.engines.updates import Sink, Update
 from kaiseki.observe.explain import explain
 from kaiseki.observe.history import History, Story
@@ -34,30 +42,18 @@ from kaiseki.observe.metrics import Bins
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
-    """Whether the driver makes progress.
-
-    Attributes:
-        ok: false when it does not.
-        reason: why, in words; empty when ok.
-        last_progress_age_s: since a slot was finished, or nothing was left to do.
-        slot, running, waiting: where it stands.
-    """
-
-    ok: bool
-    reason: str
-    last_progress_age_s: float
-    slot: int
-    running: int
-    waiting: int
+DEFAULT_RETRIES = 2
 
 
 @dataclass(slots=True)
 class _Session:
+    """An open request, and whom to tell. `opened`: the engine knows it. `failures`: of its chunks."""
+
     request: Request
     sink: Sink
     cached: int = -1
+    opened: bool = False
+    failures: int = 0
 
 
 class Driver:
@@ -69,6 +65,7 @@ class Driver:
         stall_s: without progress for so long, though there is work, health is not ok.
         bins: metrics; made when not given.
         after_slot: called on the driver's thread after each slot, to hand on what sinks collected.
+        max_retries: how often a request goes on after an engine error that may be retried.
     """
 
     def __init__(
@@ -79,6 +76,7 @@ class Driver:
         stall_s: float = 60.0,
         bins: Bins | None = None,
         after_slot: Callable[[], None] | None = None,
+        max_retries: int = DEFAULT_RETRIES,
     ) -> None:
         self.scheduler = scheduler
         self.engine = engine
@@ -87,10 +85,11 @@ class Driver:
         self.history = History()
         self.after_slot = after_slot
         self._stall_s = stall_s
-        self._inbox: deque[Callable[[int], None]] = deque()
+        self._max_retries = max_retries
+        self._inbox = Inbox()
         self._sessions: dict[int, _Session] = {}
         self._lock = threading.Lock()
-        self._wake = threading.Condition()
+        self._wake = self._inbox.changed
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._draining = False
@@ -98,16 +97,18 @@ class Driver:
         self._ended = False
         self._progress_ns = self.clock.now_ns()
         self._candidate_ns = 0.0
+        report_load(self.metrics, scheduler, 0)  # whoever looks before the first slot sees an empty pool
 
     # ------------------------------------------------------------------ from any thread
 
     def submit(self, request: Request, work: object, sink: Sink) -> None:
         """Ask for a request to be run. All news of it, a refusal too, comes through `sink`."""
-        self._post(lambda now: self._submit(request, work, sink, now))
+        post = Post(lambda now: self._submit(request, work, sink, now), 1, request.prompt_tokens)
+        self._post(post)
 
     def cancel(self, request_id: str) -> None:
         """Ask for a request to be ended; unknown ids are ignored."""
-        self._post(lambda now: self._cancel(request_id, now))
+        self._post(Post(lambda now: self._cancel(request_id, now)))
 
     def start(self) -> None:
         """Run on a thread of its own until `stop`."""
@@ -135,6 +136,12 @@ class Driver:
         """Whether there is anything to do: open requests, news for them, or a step not collected."""
         return bool(self._sessions or self._inbox or self.scheduler.in_flight)
 
+    def backlog(self) -> tuple[int, int]:
+        """How many requests wait, and their prompt tokens, with those that nobody has looked at yet."""
+        requests, tokens = self._inbox.backlog()
+        waiting = self.scheduler.waiting
+        return requests + len(waiting), tokens + int(waiting.tokens)
+
     @property
     def draining(self) -> bool:
         """Whether new work is refused."""
@@ -147,37 +154,12 @@ class Driver:
         reason = self._fault
         if not reason and age > self._stall_s:
             reason = f"no slot finished for {age:.0f} s with {len(self._sessions)} requests open"
-        return Health(not reason, reason, age, s.life.slot, s.table.running_count, len(s.waiting))
+        return Health(not reason, reason, age, s.life.slot, s.table.running_count, self.backlog()[0])
 
     def snapshot(self) -> dict[str, Any]:
         """The state document: queues, tenants, KV, policy."""
-        s = self.scheduler
         with self._lock:
-            f, t = s.fairness, s.table
-            running = np.bincount(t.tenant[t.running_rows()], minlength=len(f.names))
-            return {
-                "slot": s.life.slot,
-                "policy": s.policy.name,
-                "running": t.running_count,
-                "waiting": len(s.waiting),
-                "open": t.open_rows,
-                "draining": self._draining,
-                "tenants": {
-                    name: {
-                        "service_s": f.counter[i] / 1e9,
-                        "weight": f.weight[i],
-                        "running": int(running[i]),
-                        "waiting": s.waiting.count(i),
-                    }
-                    for i, name in enumerate(f.names)
-                },
-                "kv": {
-                    "total_blocks": s.kv.total_blocks,
-                    "free_blocks": s.kv.free_blocks(),
-                    "live_blocks": s.kv.live_blocks(),
-                    "block_tokens": s.kv.block_tokens,
-                },
-            }
+            return state_of(self.scheduler, self._draining, self._inbox.backlog()[0])
 
     def explain(self, request_id: str) -> dict[str, Any] | None:
         """Why a request waited, was refused, was preempted; None for an unknown or long-forgotten id."""
@@ -208,6 +190,7 @@ class Driver:
             self._apply(result)
             self._progress_ns = self.clock.now_ns()
             decided = True
+        report_load(self.metrics, self.scheduler, self.backlog()[0])
         if self.after_slot is not None:
             self.after_slot()
         return decided
@@ -225,19 +208,10 @@ class Driver:
                 raise RuntimeError(f"livelock: {self.snapshot()}")
         raise RuntimeError(f"still busy after {most_slots} slots: {self.snapshot()}")
 
-    def _post(self, action: Callable[[int], None]) -> None:
-        with self._wake:
-            ended = self._ended
-            if not ended:
-                self._inbox.append(action)
-                self._wake.notify_all()
-        if ended:  # nobody will empty the inbox: answer here and now
+    def _post(self, post: Post) -> None:
+        if not self._inbox.put(post):  # nobody will empty the inbox: answer here and now
             with self._lock:
-                action(self.clock.now_ns())
-
-    def _empty_inbox(self, now: int) -> None:
-        while self._inbox:
-            self._inbox.popleft()(now)
+                post.action(self.clock.now_ns())
 
     def _run(self) -> None:
         try:
@@ -261,22 +235,26 @@ class Driver:
             self._wake.notify_all()
 
     def _end_all(self, outcome: Outcome, reason: Reason) -> None:
+        """Tell every owner. The core is left alone, since it may be what broke."""
         now = self.clock.now_ns()
-        self._draining = True
-        with self._wake:
-            self._ended = True
-        with self._lock:
-            self._empty_inbox(now)
+        self._draining = self._ended = True
+        self._inbox.close()
         for row, session in list(self._sessions.items()):
             del self._sessions[row]
-            session.sink(Update(session.request.id, now, outcome=outcome, reason=reason))
+            self._tell(session.sink, Update(session.request.id, now, outcome=outcome, reason=reason))
+        with self._lock:
+            while self._inbox:
+                try:
+                    self._inbox.empty(now)
+                except Exception:
+                    _log.exception("the driver has ended, and could not say so to everybody")
         if self.after_slot is not None:
             self.after_slot()
 
     def _decide(self) -> Decision:
         with self._lock:
             now = self.clock.now_ns()
-            self._empty_inbox(now)
+            self._inbox.empty(now)
             if not self._sessions:
                 self._emit_endings(self.scheduler.take_endings(), {})
                 self.history.note(self.scheduler.trace.drain()[0])
@@ -296,49 +274,101 @@ class Driver:
 
     def _apply(self, result: StepResult) -> None:
         with self._lock:
+            self._limit_retries(result)
             applied = self.scheduler.apply(result)
             self.history.note(self.scheduler.trace.drain()[0])  # no decision may follow
             endings = {e.row: e for e in self.scheduler.take_endings()}
-            self._emit_tokens(result, applied, endings)
+            untold = self._emit_tokens(result, applied, endings)
             self._emit_endings(list(endings.values()), endings)
             report_step(self.metrics, applied, result.ended_ns - result.started_ns)
             report_endings(self.metrics, list(endings.values()))
-        if result.message:
-            _log.error("slot %d: %s", result.slot, result.message)
+            for row in untold:
+                self._fail(row, Reason.CLIENT_GONE, result.ended_ns)
+
+    def _limit_retries(self, result: StepResult) -> None:
+        """Count failures per request; one that has failed too often is not tried again."""
+        for i in np.flatnonzero(result.failed):
+            row = int(result.rows[i])
+            session = self._sessions.get(row)
+            if session is None or self.scheduler.table.epoch[row] != result.epochs[i]:
+                continue  # of a request that was stopped or ended meanwhile
+            session.failures += 1
+            result.retryable[i] &= session.failures <= self._max_retries
+            then = "it is tried again" if result.retryable[i] else "it ends"
+            message = "request %s failed in slot %d, %s: %s"
+            _log.error(message, session.request.id, result.slot, then, result.message)
 
     def _submit(self, request: Request, work: object, sink: Sink, now: int) -> None:
         refusal = Refusal(Reason.DRAINING, retry_after_s=5.0) if self._draining else None
-        refusal = refusal or self.scheduler.submit(request, now)
-        if refusal is not None:
-            story = Story(request, -1, refusal=refusal.reason, numbers=refusal.numbers, refused_ns=now)
-            self.history.opened(story)
-            self.metrics.count_refusal(request.tenant, request.cls.name, refusal.reason)
-            sink(
-                Update(
-                    request.id,
-                    now,
-                    outcome=Outcome.REFUSED,
-                    reason=refusal.reason,
-                    numbers=refusal.numbers,
-                    retry_after_s=refusal.retry_after_s,
-                )
-            )
-            return
         s = self.scheduler
+        before = s.table.open_rows
+        try:
+            refusal = refusal or s.submit(request, now)
+        except Exception:
+            if s.table.open_rows != before:
+                raise  # half of it is in the core
+            _log.exception("request %s could not be submitted", request.id)
+            self._tell(sink, Update(request.id, now, outcome=Outcome.FAILED))
+            return
+        if refusal is not None:
+            self._refuse(request, refusal, sink, now)
+            return
         row = s.life.ids[request.id]
-        self.engine.open(row, work)
-        self._sessions[row] = _Session(request, sink)
-        key = float(s.waiting.keys(np.array([row], np.int32))[0]) if row in s.waiting else 0.0
+        session = self._sessions[row] = _Session(request, sink)
+        queued = s.table.state[row] == State.WAITING  # a fork that is held back has no key yet
+        key = float(s.waiting.keys(np.array([row], np.int32))[0]) if queued else 0.0
         self.history.opened(Story(request, int(s.table.seq[row]), int(s.table.tenant[row]), key))
         self.metrics.set_names(s.fairness.names, [c.name for c in s.life.classes])
+        try:
+            self.engine.open(row, work)
+            session.opened = True
+        except Exception:
+            _log.exception("request %s could not be opened by the engine", request.id)
+            self._fail(row, Reason.ENGINE_ERROR, now)
+
+    def _refuse(self, request: Request, refusal: Refusal, sink: Sink, now: int) -> None:
+        story = Story(request, -1, refusal=refusal.reason, numbers=refusal.numbers, refused_ns=now)
+        self.history.opened(story)
+        self.metrics.count_refusal(request.tenant, request.cls.name, refusal.reason)
+        update = Update(
+            request.id,
+            now,
+            outcome=Outcome.REFUSED,
+            reason=refusal.reason,
+            numbers=refusal.numbers,
+            retry_after_s=refusal.retry_after_s,
+        )
+        self._tell(sink, update)
 
     def _cancel(self, request_id: str, now: int) -> None:
+        if self._ended:
+            return  # everybody has been told already
         self.scheduler.cancel(request_id, now)
         # Told at once: the next request in the inbox may be given the row that this one had.
         self._emit_endings(self.scheduler.take_endings(), {})
 
-    def _emit_tokens(self, result: StepResult, applied: Applied, endings: dict[int, Ending]) -> None:
-        """Hand each row's new tokens to its sink, with its ending when this was the last of it."""
+    def _fail(self, row: int, reason: Reason, now: int) -> None:
+        """End one request for what it did here, outside of a step."""
+        if row in self._sessions:
+            self.scheduler.life.end(row, Outcome.FAILED, reason, now)
+            self._emit_endings(self.scheduler.take_endings(), {})
+
+    def _tell(self, sink: Sink, update: Update) -> bool:
+        """Hand an update to its owner. False when that went wrong, which is the owner's trouble alone."""
+        try:
+            sink(update)
+        except Exception:
+            _log.exception("request %s: its owner could not be told", update.request_id)
+            return False
+        return True
+
+    def _emit_tokens(self, result: StepResult, applied: Applied, endings: dict[int, Ending]) -> list[int]:
+        """Hand each row's new tokens to its sink, with its ending when this was the last of it.
+
+        Returns:
+            Rows whose owners could not be told.
+        """
+        untold = []
         upto = np.cumsum(result.new_tokens)
         for i in np.flatnonzero(applied.emitted):
             row = int(result.rows[i])
@@ -357,21 +387,33 @@ class Driver:
             ending = endings.get(row)
             if ending is not None:
                 self._close(update, ending)
-            session.sink(update)
+            if not self._tell(session.sink, update):
+                untold.append(row)
+        return untold
 
     def _emit_endings(self, endings: list[Ending], told: dict[int, Ending]) -> None:
         """Tell sinks about requests that ended without a last token, and forget all that ended."""
         for ending in endings:
             self.history.ended(ending)
             session = self._sessions.pop(ending.row)
-            self.engine.close(ending.row)
+            self._close_row(ending.row, session)
             if told and ending.outcome == Outcome.COMPLETED:
                 continue
             update = Update(ending.request_id, ending.ended_ns)
             self._close(update, ending)
-            session.sink(update)
+            if ending.outcome == Outcome.FAILED and session.failures:
+                update.numbers = {"attempts": session.failures}
+            self._tell(session.sink, update)
         if endings and not told:
             report_endings(self.metrics, endings)
+
+    def _close_row(self, row: int, session: _Session) -> None:
+        if not session.opened:
+            return
+        try:
+            self.engine.close(row)
+        except Exception:  # it has ended all the same
+            _log.exception("request %s could not be closed by the engine", session.request.id)
 
     def _close(self, update: Update, ending: Ending) -> None:
         update.outcome, update.finish, update.reason = ending.outcome, ending.finish, ending.reason

@@ -42,6 +42,12 @@ def report_slot(
     bins.set_fairness(fairness.counter / 1e9, fairness.gap_ns() / 1e9, fairness.lag_ns / 1e9)
 
 
+def report_load(bins: Bins, scheduler: Scheduler, waiting: int) -> None:
+    """How things stand once a slot is over: what has ended in it is gone, what came meanwhile waits."""
+    kv = scheduler.kv
+    bins.set_load(scheduler.table.running_count, waiting, kv.free_blocks(), kv.live_blocks(), kv.total_blocks)
+
+
 def report_step(bins: Bins, applied: Applied, took_ns: int) -> None:
     """How long one step took, and its tokens."""
     bins.on_apply(took_ns / 1e9, applied.tokens)

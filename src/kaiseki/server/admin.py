@@ -14,6 +14,7 @@ from kaiseki.server.errors import REASON_HEADER, ApiError, invalid
 from kaiseki.server.service import Service
 
 MAX_RECENT = 1000
+METRICS_TYPES = ("text/plain", "application/openmetrics-text")
 BODY_ID_PREFIXES = ("chatcmpl-", "cmpl-")
 
 
@@ -64,7 +65,8 @@ async def recent(http: HttpRequest, service: Service) -> Response:
     """GET /kaiseki/v1/requests?limit=N: newest first."""
     caller = service.directory.admin(http.headers)
     text = http.query_params.get("limit", "100")
-    if not (text.isdecimal() and 1 <= int(text) <= MAX_RECENT):
+    short = len(text) <= len(str(MAX_RECENT))  # what is longer may be longer than `int` takes
+    if not (short and text.isdecimal() and 1 <= int(text) <= MAX_RECENT):
         raise invalid("limit", f"must be a whole number from 1 to {MAX_RECENT}", text)
     tenant = None if caller.operator else caller.charged
     requests = await asyncio.to_thread(service.driver.recent, int(text), tenant)

@@ -15,12 +15,12 @@ from starlette.responses import JSONResponse, Response
 
 from kaiseki import __version__
 from kaiseki.config import Settings
-from kaiseki.server import admin
+from kaiseki.server import admin, openapi
 from kaiseki.server.bodies import ChatRequest, CompletionRequest
 from kaiseki.server.chat import chat_completions
 from kaiseki.server.completions import completions
 from kaiseki.server.envelope import RequestIds
-from kaiseki.server.errors import ApiError
+from kaiseki.server.errors import ApiError, internal_error
 from kaiseki.server.seams import Backlog, DriverLike, TextModel
 from kaiseki.server.service import Service
 
@@ -50,45 +50,66 @@ def create_app(driver: DriverLike, model: TextModel, settings: Settings, backlog
     app.add_middleware(RequestIds)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
-    _add(app, "POST", "/v1/chat/completions", chat_completions, ChatRequest)
-    _add(app, "POST", "/v1/completions", completions, CompletionRequest)
-    _add(app, "GET", "/v1/models", admin.models)
-    _add(app, "GET", "/v1/models/{model_id:path}", admin.model)
-    _add(app, "GET", "/health", admin.health)
-    _add(app, "GET", "/metrics", admin.metrics)
-    _add(app, "GET", "/kaiseki/v1/requests", admin.recent)
-    _add(app, "GET", "/kaiseki/v1/requests/{request_id}", admin.explain)
-    _add(app, "GET", "/kaiseki/v1/state", admin.state)
+    _add_post(app, "/v1/chat/completions", chat_completions, ChatRequest)
+    _add_post(app, "/v1/completions", completions, CompletionRequest)
+    json = ["application/json"]
+    model_id, request_id = openapi.path_parameter("model_id"), openapi.path_parameter("request_id")
+    limit = openapi.limit_parameter(admin.MAX_RECENT)
+    _add_get(app, "/v1/models", admin.models, openapi.answers([400, 401], json))
+    _add_get(app, "/v1/models/{model_id:path}", admin.model, openapi.answers([400, 401, 404], json), model_id)
+    _add_get(app, "/health", admin.health, openapi.health_answers())
+    _add_get(app, "/metrics", admin.metrics, openapi.answers([], admin.METRICS_TYPES))
+    _add_get(app, "/kaiseki/v1/requests", admin.recent, openapi.answers([400, 401], json), limit)
+    one = openapi.answers([400, 401, 404], json)
+    _add_get(app, "/kaiseki/v1/requests/{request_id}", admin.explain, one, request_id)
+    _add_get(app, "/kaiseki/v1/state", admin.state, openapi.answers([400, 401], json))
     return app
 
 
-def _add(app: FastAPI, method: str, path: str, route: Route, body: type[BaseModel] | None = None) -> None:
+def _add_post(app: FastAPI, path: str, route: Route, body: type[BaseModel]) -> None:
+    app.add_api_route(
+        path,
+        _endpoint(route),
+        methods=["POST"],
+        name=route.__name__,
+        description=route.__doc__ or "",
+        response_class=Response,
+        responses=openapi.answers(list(openapi.ERRORS), ["application/json", "text/event-stream"]),
+        openapi_extra={
+            "requestBody": openapi.request_body(path, body),
+            "parameters": openapi.header_parameters(),
+        },
+    )
+
+
+def _add_get(
+    app: FastAPI, path: str, route: Route, responses: dict[int | str, Any], *parameters: dict[str, Any]
+) -> None:
+    for method in ("GET", "HEAD"):  # load balancers like to ask with HEAD
+        app.add_api_route(
+            path,
+            _endpoint(route),
+            methods=[method],
+            name=route.__name__,
+            description=route.__doc__ or "",
+            response_class=Response,
+            responses=responses,
+            openapi_extra={"parameters": list(parameters)},
+            include_in_schema=method == "GET",
+        )
+
+
+def _endpoint(route: Route) -> Callable[[HttpRequest], Awaitable[Response]]:
     async def endpoint(request: HttpRequest) -> Response:
         try:
             return await route(request, request.app.state.service)
         except (ApiError, HTTPException):
             raise
-        except Exception:  # a bug of ours; the client learns no more than that
-            _log.exception("%s %s failed", request.method, path)
-            message = "The server made an error; its log has the details."
-            raise ApiError(500, message, code="internal_error") from None
+        except Exception:
+            _log.exception("%s %s failed", request.method, request.url.path)
+            raise internal_error() from None
 
-    # Bodies are read by the routes, after the key was checked; the schema is for the API's own pages.
-    extra: dict[str, Any] = {}
-    if body is not None:
-        where = f"#/paths/{path.replace('/', '~1')}/post/requestBody/content/application~1json/schema"
-        schema = body.model_json_schema(ref_template=f"{where}/$defs/{{model}}")
-        content = {"application/json": {"schema": schema}}
-        extra = {"requestBody": {"required": True, "content": content}}
-    app.add_api_route(
-        path,
-        endpoint,
-        methods=[method],
-        name=route.__name__,
-        description=route.__doc__ or "",
-        response_model=None,
-        openapi_extra=extra,
-    )
+    return endpoint
 
 
 async def _api_error(request: HttpRequest, error: Exception) -> Response:

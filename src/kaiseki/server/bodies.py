@@ -100,7 +100,7 @@ class Generate(Body):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: Strings | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
@@ -171,11 +171,23 @@ class Generate(Body):
         )
 
 
+TEXT_PART = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+}
+CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": TEXT_PART}]}
+IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+TEXT = {"type": "string", "minLength": 1}
+PROMPT = {"anyOf": [TEXT, IDS, {"type": "array", "items": {"anyOf": [TEXT, IDS]}, "minItems": 1}]}
+"""For the API's own description; the code looks at the values itself, to say more of what is wrong."""
+
+
 class ChatMessage(Body):
     """One message; only text content can be answered."""
 
-    role: str
-    content: Any = None
+    role: Annotated[str, Field(json_schema_extra={"enum": list(ROLES)})]
+    content: Annotated[Any, Field(json_schema_extra=CONTENT)] = None
 
 
 class ChatRequest(Generate):
@@ -210,7 +222,7 @@ class ChatRequest(Generate):
 class CompletionRequest(Generate):
     """POST /v1/completions."""
 
-    prompt: Any
+    prompt: Annotated[Any, Field(json_schema_extra=PROMPT)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: int | None = None

@@ -67,8 +67,7 @@ class Stack:
 
     def backlog(self) -> tuple[int, int]:
         """How many requests wait, and their prompt tokens."""
-        waiting = self.driver.scheduler.waiting
-        return len(waiting), int(waiting.tokens)
+        return self.driver.backlog()
 
     def close(self) -> None:
         """End the driver's and the engine's threads."""
@@ -99,7 +98,8 @@ def build(settings: Settings, progress: Progress = quiet) -> Stack:
     name = Path(settings.engine.model).name.removesuffix(".gguf")
     bins = Bins(name, settings.metrics.tenant_labels)
     text = EmbeddedText(engine, name, capabilities.max_context_tokens, pool)
-    return Stack(Driver(scheduler, engine, bins=bins), engine, text)
+    driver = Driver(scheduler, engine, bins=bins, max_retries=settings.engine.max_retries)
+    return Stack(driver, engine, text)
 
 
 def _engine(settings: Settings, progress: Progress) -> tuple[EmbeddedEngine, BlockPool]:

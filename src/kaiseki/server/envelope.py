@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 
 from starlette.datastructures import MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kaiseki.server.errors import ApiError
@@ -44,15 +44,19 @@ async def read_body(request: Request, limit: int) -> bytes:
     """The body, if it is not larger than `limit` bytes.
 
     Raises:
-        ApiError: 413, noticed as soon as the limit is passed.
+        ApiError: 413, noticed as soon as the limit is passed; 400, which nobody will read, when the
+            client has left.
     """
     too_large = ApiError(413, f"The body is larger than {limit} bytes.", code="body_too_large")
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limit:
         raise too_large
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise too_large
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > limit:
+                raise too_large
+    except ClientDisconnect:
+        raise ApiError(400, "The client left before its body was complete.", code="client_gone") from None
     return bytes(body)

@@ -75,6 +75,8 @@ class ApiError(Exception):
 def ended_badly(update: Update) -> ApiError:
     """The error for a request that ended in any other way than completed."""
     reason, outcome = update.reason, update.outcome
+    if outcome is Outcome.FAILED and reason is Reason.NONE:
+        return internal_error()
     if outcome is Outcome.REFUSED:
         status = _STATUS.get(reason, 429)
     elif outcome is Outcome.FAILED:
@@ -88,9 +90,17 @@ def ended_badly(update: Update) -> ApiError:
     return ApiError(status, message, code=code, retry_after_s=update.retry_after_s, retry=not hopeless)
 
 
-def invalid(param: str, message: str, value: Any = None) -> ApiError:
+def internal_error() -> ApiError:
+    """A bug of ours; the client learns no more than that."""
+    return ApiError(500, "The server made an error; its log has the details.", code="internal_error")
+
+
+_UNSAID = object()
+
+
+def invalid(param: str, message: str, value: Any = _UNSAID) -> ApiError:
     """A 400 that names the field, what is allowed, and the value found."""
-    got = "" if value is None else f"; got {_short(value)}"
+    got = "" if value is _UNSAID else f"; got {_short(value)}"
     return ApiError(400, f"Invalid {param!r}: {message}{got}.", param=param, code="invalid_value")
 
 

@@ -11,6 +11,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from kaiseki.server.protocol import LimitedHead
 from kaiseki.server.service import Service
 
 GRACE_S = 5.0
@@ -63,6 +64,7 @@ class DrainingServer(uvicorn.Server):
         # Logs go through the root logger; requests are not logged, since a log is no place for prompts.
         config = uvicorn.Config(
             app,
+            http=LimitedHead,
             log_config=None,
             access_log=False,
             server_header=False,

@@ -155,8 +155,9 @@ class Service:
         ids = encode()
         if not ids:
             raise invalid("prompt", "must have at least one token")
-        if max(ids) >= self.model.vocab_size or min(ids) < 0:
-            raise invalid("prompt", f"token ids must be in [0, {self.model.vocab_size})")
+        for wrong in (max(ids), min(ids)):
+            if not 0 <= wrong < self.model.vocab_size:
+                raise invalid("prompt", f"token ids must be in [0, {self.model.vocab_size})", wrong)
         return Prompt(ids, self.model.block_hashes(ids))
 
     def _jobs(

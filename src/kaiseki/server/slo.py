@@ -43,6 +43,7 @@ SILENT_PRIORITY = 10
 """The body's `priority` that means the same as saying nothing."""
 MAX_OFFSET = TIER_STEP // 2 - 1
 MAX_TRUSTED_OFFSET = 100_000
+LEAST_TARGET_MS, MOST_TARGET_MS = 1e-6, 1e9
 
 
 class Targets:
@@ -122,11 +123,12 @@ def _target(own_ns: int | None, header: str, text: str | None, trusted: bool) ->
     if text is None:
         return own_ns
     try:
-        value = float(text)
+        value = math.nan if "_" in text else float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value <= 1e9:  # also catches nan
-        raise invalid(header, "must be a number of milliseconds above 0", text)
+    if not LEAST_TARGET_MS <= value <= MOST_TARGET_MS:  # also catches nan
+        allowed = f"must be a number of milliseconds from {LEAST_TARGET_MS:g} to {MOST_TARGET_MS:g}"
+        raise invalid(header, allowed, text)
     unit = 10.0 ** (math.floor(math.log10(value)) - 1)
     wanted = max(1, round(math.floor(value / unit + 1e-9) * unit * 1e6))
     if trusted:

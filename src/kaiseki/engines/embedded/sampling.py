@@ -50,7 +50,7 @@ def choose_all(
 
 def _plain(state: RowState, position: int) -> bool:
     """Whether the most likely token is the one to take."""
-    return state.sampling.temperature == 0 and not state.sampling.penalised and not _masked(state, position)
+    return state.sampling.greedy and not state.sampling.penalised and not _masked(state, position)
 
 
 def _masked(state: RowState, position: int) -> bool:
@@ -65,7 +65,7 @@ def _choose_special(scores: torch.Tensor, states: list[RowState], positions: lis
         if _masked(state, position):
             row[[token for token in state.ending if 0 <= token < row.numel()]] = float("-inf")
     tokens = scores.argmax(-1).tolist()
-    drawn = [i for i, state in enumerate(states) if state.sampling.temperature > 0]
+    drawn = [i for i, state in enumerate(states) if not state.sampling.greedy]
     if drawn:
         params = [states[i].sampling for i in drawn]
         scaled = scores[drawn] / torch.tensor([[p.temperature] for p in params])

@@ -20,6 +20,12 @@ from kaiseki.engines.embedded.work import TokenOutput
 
 log = logging.getLogger(__name__)
 
+MAY_PASS = (RuntimeError, MemoryError, OSError)
+"""Errors that another try may get around: Torch reports memory it can't get, and little else that is
+not a bug, as RuntimeError. What is wrong with the request itself (IndexError, ValueError, ...) stays so."""
+STAYS = (NotImplementedError, RecursionError)
+"""Kinds of RuntimeError that no other try gets around."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -67,6 +73,7 @@ class _Outcome:
     token: int | None = None
     finish: Finish = Finish.NONE
     error: str = ""
+    retryable: bool = False
     payload: tuple[TokenOutput, ...] | None = None
 
 
@@ -86,7 +93,7 @@ class StepRunner:
             outcomes = self._outcomes(step)
         except Exception as error:
             log.exception("step %d failed as a whole", step.slot)
-            outcomes = [_Outcome(error=_describe(error)) for _ in step.states]
+            outcomes = [_failed(error) for _ in step.states]
         for state, outcome, epoch in zip(step.states, outcomes, step.epochs.tolist(), strict=True):
             if outcome.error:
                 state.failed_in = epoch
@@ -117,7 +124,7 @@ class StepRunner:
         except Exception as error:
             if len(active) == 1:
                 log.warning("row %d failed in slot %d: %s", step.rows[active[0]], step.slot, error)
-                outcomes[active[0]].error = _describe(error)
+                outcomes[active[0]] = _failed(error)
                 return
             for i in active:
                 self._compute(step, [i], outcomes)
@@ -142,7 +149,7 @@ class StepRunner:
             choices = choose_all(logits, states, positions, self._codec)
         except Exception as error:
             if len(sampling) == 1:
-                outcomes[sampling[0]].error = _describe(error)
+                outcomes[sampling[0]] = _failed(error)
             else:
                 for j, i in enumerate(sampling):
                     self._sample(step, [i], logits[j : j + 1], outcomes)
@@ -171,12 +178,18 @@ def _result(step: Step, outcomes: list[_Outcome], started: int, ended: int) -> S
         token_ids=np.array([o.token for o in outcomes if o.token is not None], np.int32),
         finish=np.array([o.finish for o in outcomes], np.int8),
         failed=failed,
-        retryable=np.zeros(failed.size, bool),
+        retryable=np.array([o.retryable for o in outcomes], bool),
         started_ns=started,
         ended_ns=ended,
         message="; ".join(sorted({o.error for o in outcomes if o.error})),
         payloads=[o.payload for o in outcomes],
     )
+
+
+def _failed(error: Exception) -> _Outcome:
+    """What an exception makes of a row."""
+    again = isinstance(error, MAY_PASS) and not isinstance(error, STAYS)
+    return _Outcome(error=_describe(error), retryable=again)
 
 
 def _describe(error: Exception) -> str:

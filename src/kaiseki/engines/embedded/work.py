@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+LEAST_TEMPERATURE = 1e-5
+"""Divided by less, logits could leave the range of float32, and one token has all the weight anyway."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -13,7 +16,7 @@ class SamplingParams:
     Attributes:
         max_tokens: most output tokens, >= 1.
         min_tokens: end-of-sequence, stop tokens and stop strings can't end the output before this many.
-        temperature: 0 takes the most likely token; sampling otherwise.
+        temperature: below `LEAST_TEMPERATURE` takes the most likely token; sampling otherwise.
         top_p: smallest set of most likely tokens whose probability reaches this, in (0, 1].
         top_k: number of most likely tokens to sample from; 0 or less for all.
         min_p: least probability, relative to the most likely token's, in [0, 1].
@@ -55,6 +58,11 @@ class SamplingParams:
         _check(self.repetition_penalty > 0, "repetition_penalty must be above 0")
         _check(self.logprobs is None or self.logprobs >= 0, "logprobs must not be negative")
         _check(all(self.stop), "a stop string must not be empty")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is taken."""
+        return self.temperature < LEAST_TEMPERATURE
 
     @property
     def penalised(self) -> bool:
