@@ -168,7 +168,7 @@ def _gated(
     tenants are compared.
     """
     lag = rules[R_HARD_LAG] if entry["decode"] else rules[R_LAG]
-    if not lag < np.inf or (entry["decode"] and entry["row"] == int(rules[R_CHAMPION])):
+    if not lag < np.inf or entry["row"] == int(rules[R_CHAMPION]):
         return False
     tenant, group = entry["tenant"], entry["group"]
     if counter[tenant] - floor > lag:

@@ -93,6 +93,7 @@ class Scheduler:
         self._inflight: dict[int, InFlight] = {}
         self._ttft_seen: dict[int, int] = {}
         self._slots_without_prefill = 0
+        self._champion_waits = 0
         self._planes = cost.planes()
         rates = lone_rates(self._planes)
         pace = Pace(token_ns=rates[1], slot_ns=rates[2])
@@ -176,6 +177,7 @@ class Scheduler:
             found = self._give_up_running(found, now)
         if self.champion == NO_ROW or self.table.state[self.champion] != State.RUNNING:
             self.champion = int(found.counts[OLDEST])
+            self._champion_waits = 0
             if found.counts[OLDEST] != NO_ROW:
                 found = self._scan(now)  # what the new champion needs counts as well
         forced = self._make_room(found, now)
@@ -324,7 +326,10 @@ class Scheduler:
         limits[L_BLOCKS] = self.kv.free_blocks()
         ceiling = int(s.watermark_ratio * self.kv.total_blocks)
         limits[L_ADMISSION] = ceiling - self.kv.live_blocks() - int(found.counts[PROMISED])
-        limits[L_STARVING] = float(self._slots_without_prefill >= p.starving_slots)
+        starved = max(self._slots_without_prefill, self._champion_waits)
+        limits[L_STARVING] = float(starved >= p.starving_slots)
+        if first == NO_ROW and self._champion_waits >= p.starving_slots:
+            first = self.champion  # or those with better keys could keep it from ever finishing
         limits[L_SOLE] = float(t.running_count == 0)
         entries = self._arrange(found, new, now, first, bound_ns / headroom, limits)
         lag = hard = np.inf
@@ -478,6 +483,8 @@ class Scheduler:
         if n_new:
             self._attach(granted[admitted[:n_new]], now)
         granted, copies = self._reserve(granted)
+        served = self.champion == NO_ROW or bool((granted["row"] == self.champion).any())
+        self._champion_waits = 0 if served else self._champion_waits + 1
         flight, prefills = put_in_flight(
             self.table.records, granted, life.slot, self._planes, features, self.fairness
         )

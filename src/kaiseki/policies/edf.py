@@ -13,11 +13,18 @@ from kaiseki.core.requests import NEVER_NS
 from kaiseki.core.table import View
 
 
+PATIENCE_NS = 600 * 10**9
+"""Requests without targets are ordered as if they were due so long after their arrival."""
+
+
 def first_due_ns(view: View) -> F64:
-    """float64[n]: when the first target of each request falls due, ns; very late without any."""
-    ttft = np.where(view.ttft_ns < NEVER_NS, view.arrival_ns + view.ttft_ns, NEVER_NS)
-    last = np.where(view.deadline_ns < NEVER_NS, view.arrival_ns + view.deadline_ns, NEVER_NS)
-    return np.minimum(ttft, last).astype(np.float64)
+    """float64[n]: when the first target of each request falls due, ns; without any, PATIENCE_NS after arrival.
+
+    So what has no target waits for a bounded number of others only.
+    """
+    first = np.minimum(view.ttft_ns, view.deadline_ns)
+    due: F64 = view.arrival_ns + np.where(first < NEVER_NS, first, PATIENCE_NS).astype(np.float64)
+    return due
 
 
 @dataclass(frozen=True)
