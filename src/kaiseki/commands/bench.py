@@ -196,23 +196,14 @@ def _decide_table(document: dict[str, Any]) -> Table:
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in (
-        "replicas",
-        "running",
-        "waiting",
-        "churn",
-        "submit",
-        "decide",
-        "apply",
-        "slot",
-        "p99",
-        "1/s",
-    ):
+    for name in ("running", "waiting", "churn", "submit", "decide", "apply", "slot", "p99", "slots/s"):
         table.add_column(name, justify="right", no_wrap=True)
     for case in document["cases"]:
         times = [case[key] and case[key]["p50"] for key in ("submit_us", "decide_us", "apply_us", "total_us")]
+        many = f"{case['replicas']} x " if case["replicas"] > 1 else ""
         table.add_row(
-            *(f"{case[key]:,}" for key in ("replicas", "running", "waiting", "churn")),
+            f"{many}{case['running']:,}",
+            *(f"{case[key]:,}" for key in ("waiting", "churn")),
             *("-" if us is None else f"{us:,.0f}" for us in times),
             f"{case['total_us']['p99']:,.0f}",
             f"{case['decisions_per_s']:,.0f}",
