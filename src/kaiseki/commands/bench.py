@@ -196,7 +196,7 @@ def _decide_table(document: dict[str, Any]) -> Table:
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("running", "waiting", "churn", "submit", "decide", "apply", "slot", "p99", "slots/s"):
+    for name in ("running", "waiting", "churn", "submit", "decide", "apply", "slot", "p99", "1/s"):
         table.add_column(name, justify="right", no_wrap=True)
     for case in document["cases"]:
         times = [case[key] and case[key]["p50"] for key in ("submit_us", "decide_us", "apply_us", "total_us")]
