@@ -27,7 +27,9 @@ from kaiseki.policies.registry import load
 
 MS = 1_000_000
 S = 1_000_000_000
-BUILT_IN = ("edf", "fcfs", "kaiseki", "priority", "sarathi", "static")
+BUILT_IN = (
+    "edf", "fcfs", "kaiseki", "orca", "priority", "sarathi", "srpt", "static", "urgency-match", "vtc",
+)  # fmt: skip
 START_NS = S
 
 # Llama-2-70B on eight cards, as in the design notes: 26 ms a slot, 0.115 ms a prefill token.

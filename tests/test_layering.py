@@ -14,7 +14,7 @@ from importlinter import cli
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "src" / "kaiseki"
 
-BUILT_IN = {"static", "fcfs", "priority", "sarathi", "edf", "kaiseki"}
+BUILT_IN = {"static", "orca", "fcfs", "priority", "sarathi", "srpt", "edf", "vtc", "urgency-match", "kaiseki"}
 HEAVY = ("torch", "transformers", "fastapi", "uvicorn")
 
 

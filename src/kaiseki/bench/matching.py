@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from kaiseki.bench.matching_exact import Best, Instance, solve
+from kaiseki.bench.percentiles import percentiles
 from kaiseki.core.decision import I32
 from kaiseki.core.matching import assign
 from kaiseki.models.progress import Progress, quiet
@@ -126,7 +127,7 @@ def slack(instance: Instance, relaxed: Best) -> dict[str, float]:
 
 
 def _summary(family: str, cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    gap = _percentiles([case["gap"] for case in cases])
+    gap = percentiles([case["gap"] for case in cases])
     first = cases[0]
     return {
         "family": family,
@@ -135,14 +136,9 @@ def _summary(family: str, cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "cards": first["cards"],
         "reference": first["reference"],
         "gap": gap,
-        "greedy_us": _percentiles([case["greedy_us"] for case in cases]),
-        "exact_us": _percentiles([case["exact_us"] for case in cases]),
+        "greedy_us": percentiles([case["greedy_us"] for case in cases]),
+        "exact_us": percentiles([case["exact_us"] for case in cases]),
         "admitted": float(np.median([case["admitted"] for case in cases])),
         "slack": {name: float(np.median([case["slack"][name] for case in cases])) for name in first["slack"]},
         "ok": gap["p50"] <= TARGET_GAP,
     }
-
-
-def _percentiles(values: Sequence[float]) -> dict[str, float]:
-    p50, p90, p99 = np.percentile(values, (50, 90, 99)).tolist()
-    return {"p50": p50, "p90": p90, "p99": p99, "mean": float(np.mean(values)), "max": float(max(values))}

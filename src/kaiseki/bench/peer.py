@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -73,19 +74,19 @@ class ProcessPeer:
 
     def open(self, prompts: list[list[int]]) -> None:
         """See `Peer`."""
-        self._ask({"do": "open", "prompts": prompts})
+        self.ask({"do": "open", "prompts": prompts})
 
     def step(self, steps: int) -> tuple[int, float]:
         """See `Peer`."""
-        return self._ask({"do": "step", "steps": steps})
+        return _figures(self.ask({"do": "step", "steps": steps}))
 
     def prefill(self, prompt: list[int]) -> tuple[int, float]:
         """See `Peer`."""
-        return self._ask({"do": "prefill", "prompt": prompt})
+        return _figures(self.ask({"do": "prefill", "prompt": prompt}))
 
     def close(self) -> None:
         """See `Peer`."""
-        self._ask({"do": "close"})
+        self.ask({"do": "close"})
 
     def shutdown(self) -> None:
         """See `Peer`."""
@@ -98,14 +99,19 @@ class ProcessPeer:
         self._process.wait()
         self._log.close()
 
-    def _ask(self, command: dict[str, Any]) -> tuple[int, float]:
+    def ask(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Have it do something while it runs, and return its answer.
+
+        Raises:
+            PeerFailed: it ended instead.
+        """
         assert self._process.stdin is not None
         self._signal(signal.SIGCONT)
         self._process.stdin.write(json.dumps(command).encode() + b"\n")
         self._process.stdin.flush()
         answer = self._answer()
         self._signal(signal.SIGSTOP)
-        return answer["tokens"], answer["seconds"]
+        return answer
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -122,19 +128,33 @@ class ProcessPeer:
             os.killpg(self._process.pid, number)
 
 
+def _figures(answer: dict[str, Any]) -> tuple[int, float]:
+    return answer["tokens"], answer["seconds"]
+
+
 def start_peer(spec: str, folder: Path, threads: int, rows: int, tokens: int) -> ProcessPeer:
-    """Start a peer given as `vllm:PYTHON`.
+    """Start an engine given as `vllm:PYTHON`.
+
+    Raises:
+        ValueError: the specification is not understood.
+        PeerFailed: it did not start.
+    """
+    sizes = ["--rows", str(rows), "--tokens", str(tokens)]
+    return start_script(spec, SCRIPTS, ["--model", str(folder), *sizes], threads)
+
+
+def start_script(spec: str, scripts: Mapping[str, Path], arguments: list[str], threads: int) -> ProcessPeer:
+    """Start the script of the kind that `vllm:PYTHON` names, with that Python.
 
     Raises:
         ValueError: the specification is not understood.
         PeerFailed: it did not start.
     """
     kind, _, python = spec.partition(":")
-    if kind not in SCRIPTS or not python:
-        raise ValueError(f"{spec!r}: expected {' or '.join(SCRIPTS)}, a colon and the Python that has it")
-    sizes = ["--rows", str(rows), "--tokens", str(tokens)]
+    if kind not in scripts or not python:
+        raise ValueError(f"{spec!r}: expected {' or '.join(scripts)}, a colon and the Python that has it")
     try:
-        return ProcessPeer([python, str(SCRIPTS[kind]), "--model", str(folder), *sizes], threads)
+        return ProcessPeer([python, str(scripts[kind]), *arguments], threads)
     except OSError as error:
         raise PeerFailed(f"{python}: {error.strerror}") from error
 

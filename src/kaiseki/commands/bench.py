@@ -58,6 +58,54 @@ def bench_engine(
         raise typer.Exit(FINDING)
 
 
+@bench.command("decide", cls=Command)
+def bench_decide(
+    policy: Annotated[str, typer.Option(help="Policy whose slots are measured.")] = "kaiseki",
+    peer: Annotated[
+        str | None,
+        typer.Option(metavar="vllm:PYTHON", help="Scheduler to compare with.", show_default=False),
+    ] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Show where the time goes.")] = False,
+    slots: Annotated[int, typer.Option(min=20, help="Slots that are measured of each case.")] = 400,
+    json: JsonFile = None,
+) -> None:
+    """What a slot costs without a model, in microseconds of the thread's CPU time.
+
+    Counted are arrivals (with the digests of their prompts), decide and apply, with block allocation,
+    records and metrics. A peer's scheduler takes turns with ours under the main load. Exits with 1 when a
+    target is missed.
+
+    Example: kaiseki bench decide --profile --json decide.json
+    """
+    from rich.console import Console
+
+    from kaiseki.bench.decide import Sizes, run
+    from kaiseki.bench.peer import PeerFailed
+    from kaiseki.models import terminal_progress
+
+    try:
+        with terminal_progress() as progress:
+            document = run(policy, peer, profile, Sizes(slots=slots), progress)
+    except ValueError as error:
+        fail(str(error))
+    except PeerFailed as error:
+        fail(str(error), FINDING)
+    console = Console(stderr=json == STDOUT)
+    console.print(_decide_table(document))
+    for target in document["targets"]:
+        sign = "ok" if target["ok"] else "missed"
+        console.print(f"{target['name']}: {target['found']:.4g}, target {target['target']:g}, {sign}")
+    console.print(f"{document['us_per_running_request']:.3f} us per running request")
+    if document["peer"] is not None:
+        console.print(_against(document["peer"]), markup=False, soft_wrap=True)
+    if document["profile"]:
+        console.print(_profile_table(document))
+    if json is not None:
+        write_json(document, json)
+    if not all(target["ok"] for target in document["targets"]):
+        raise typer.Exit(FINDING)
+
+
 @bench.command("matching", cls=Command)
 def bench_matching(
     repeats: Annotated[
@@ -140,4 +188,44 @@ def _matching_table(document: dict[str, Any]) -> Table:
             f"{family['greedy_us']['p50']:.0f}",
             f"{family['exact_us']['p50'] / 1e3:.0f}",
         )
+    return table
+
+
+def _decide_table(document: dict[str, Any]) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("running", "waiting", "churn", "submit", "decide", "apply", "slot", "p99", "1/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for case in document["cases"]:
+        times = [case[key] and case[key]["p50"] for key in ("submit_us", "decide_us", "apply_us", "total_us")]
+        many = f"{case['replicas']} x " if case["replicas"] > 1 else ""
+        table.add_row(
+            f"{many}{case['running']:,}",
+            *(f"{case[key]:,}" for key in ("waiting", "churn")),
+            *("-" if us is None else f"{us:,.0f}" for us in times),
+            f"{case['total_us']['p99']:,.0f}",
+            f"{case['decisions_per_s']:,.0f}",
+        )
+    return table
+
+
+def _against(peer: dict[str, Any]) -> str:
+    us = {key: f"{peer[key]['p50']:,.0f}" for key in ("schedule_us", "update_us", "submit_us")}
+    return (
+        f"{peer['name']}: schedule {us['schedule_us']}, update {us['update_us']}, {us['submit_us']} us per "
+        f"arrival: {peer['ratio']:.1f} times ours without arrivals, {peer['ratio_total']:.1f} times with them"
+    )
+
+
+def _profile_table(document: dict[str, Any]) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, title="main case under the profiler, per slot")
+    for name in ("function", "calls", "own us", "us"):
+        table.add_column(name, justify="left" if name == "function" else "right", no_wrap=True)
+    for row in document["profile"]:
+        table.add_row(row["function"], f"{row['calls']:.1f}", f"{row['own_us']:.1f}", f"{row['us']:.1f}")
     return table

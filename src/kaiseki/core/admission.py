@@ -28,8 +28,12 @@ class Refusal:
     retry_after_s: float | None = None
 
 
-def never_runs(request: Request, capabilities: Capabilities, kv: KVSpace) -> Refusal | None:
-    """Refuse what no schedule could finish: over the model's context, or over the whole pool."""
+def never_runs(request: Request, policy: Policy, capabilities: Capabilities, kv: KVSpace) -> Refusal | None:
+    """Refuse what no schedule could finish: over the model's context, over the whole pool, or over a step.
+
+    The last only where prompts are not split. All but its last output token may have to be computed again
+    in one piece, with the prompt, after a preemption.
+    """
     whole = request.prompt_tokens + request.max_tokens
     if whole > capabilities.max_context_tokens:
         numbers = {"tokens": whole, "max_context_tokens": capabilities.max_context_tokens}
@@ -39,6 +43,13 @@ def never_runs(request: Request, capabilities: Capabilities, kv: KVSpace) -> Ref
         pool = kv.total_blocks * kv.block_tokens
         numbers = {"tokens": whole, "pool_tokens": pool, "need_blocks": need, "pool_blocks": kv.total_blocks}
         return Refusal(Reason.NEVER_FITS, numbers)
+    if not policy.chunked and whole - 1 > capabilities.max_step_tokens:
+        numbers = {
+            "tokens": whole - 1,
+            "prompt_tokens": request.prompt_tokens,
+            "max_step_tokens": capabilities.max_step_tokens,
+        }
+        return Refusal(Reason.OVER_STEP, numbers)
     return None
 
 

@@ -116,6 +116,9 @@ def apply_step(life: Lifecycle, flight: InFlight, result: StepResult) -> Applied
         t.records, r.rows, r.epochs, r.new_tokens, r.failed, d.starts, d.tokens, d.samples,
         r.slot, r.ended_ns, became, done, confirmed, gaps,
     )  # fmt: skip
+    if life.policy.output_weight > 0.0:
+        given = r.new_tokens[(became == FIRST) | (became == LATER)]
+        life.fairness.count_tokens(gaps["tenant"][:gave], given, life.policy.output_weight)
     measured = float(r.ended_ns - r.started_ns)
     fair, charges = life.fairness, (flight.groups, flight.charged)
     counters = fair.counter, fair.weight, fair.lane_counter

@@ -89,6 +89,8 @@ class Fairness:
         self.lane_claims: Bool = np.zeros(0, np.bool_)
         self.lane_floor: F64 = np.zeros(0)  # by tenant
         self._index: dict[str, int] = {}
+        self.tokens: F64 = np.zeros(0)  # weighted tokens / weight, for policies that count them
+        self._last_to_leave = -1
         self._mean_slot_ns = 0.0
 
     @property
@@ -111,6 +113,7 @@ class Fairness:
         self.names.append(name)
         self.counter = np.append(self.counter, 0.0)
         self.claims = np.append(self.claims, np.False_)
+        self.tokens = np.append(self.tokens, 0.0)
         self.lane_counter = np.append(self.lane_counter, np.zeros(LANES))
         self.lane_claims = np.append(self.lane_claims, np.zeros(LANES, np.bool_))
         self.lane_floor = np.append(self.lane_floor, 0.0)
@@ -130,12 +133,25 @@ class Fairness:
         self.weight[index] = weight
 
     def opened(self, tenant: int) -> None:
-        """The tenant has one more open request."""
+        """The tenant has one more open request; the first one lifts its count of tokens."""
+        if self.open_requests[tenant] == 0:
+            busy = self.open_requests > 0
+            if busy.any():
+                self.tokens[tenant] = max(self.tokens[tenant], self.tokens[busy].min())
+            elif self._last_to_leave >= 0:  # as in VTC: who finds nobody else has no credit over the last one
+                self.tokens[tenant] = max(self.tokens[tenant], self.tokens[self._last_to_leave])
         self.open_requests[tenant] += 1
 
     def closed(self, tenants: I32) -> None:
         """Requests of these tenants (int32[n], with repetition) ended."""
         np.subtract.at(self.open_requests, tenants, 1)
+        gone = tenants[self.open_requests[tenants] == 0]
+        if gone.size:
+            self._last_to_leave = int(gone[-1])
+
+    def count_tokens(self, tenants: I32, tokens: I32, each: float) -> None:
+        """Charge tokens (int32[n]), so much for each, to tenants (int32[n], with repetition)."""
+        np.add.at(self.tokens, tenants, each * tokens / self.weight[tenants])
 
     def comparable(self) -> tuple[F64, F64]:
         """Copies of the counters of tenants and of lanes as they compare now.

@@ -128,7 +128,8 @@ class Lifecycle:
         t = self.table
         left = t.prompt[rows] + t.outputs[rows] - t.computed[rows] if uncached is None else uncached
         slot_ns, token_ns, _ = self.rates
-        return View(t, rows, left, slot_ns, token_ns, self.pace.slot_ns, self.pace.token_ns)
+        pace, fair = self.pace, self.fairness
+        return View(t, rows, left, slot_ns, token_ns, pace.slot_ns, pace.token_ns, fair.tokens, fair.weight)
 
     def enqueue(self, rows: I32) -> None:
         """Put rows that hold nothing into the waiting queue."""
@@ -152,6 +153,9 @@ class Lifecycle:
     def start(self, rows: I32, starts: I32, now: int) -> None:
         """Waiting rows get their first chunk since they last waited; their KV is attached already."""
         t = self.table
+        if self.policy.input_weight > 0.0:
+            fresh = rows[t.admitted_ns[rows] < 0]  # what is computed again is no service
+            self.fairness.count_tokens(t.tenant[fresh], t.prompt[fresh], self.policy.input_weight)
         self.waiting.take(rows)
         t.start_running(rows)
         prompts, found = start_rows(t.records, rows, starts, self._next_admission, now)

@@ -44,6 +44,8 @@ class Policy:
         buys: a more urgent newcomer may preempt, at a recorded profit.
         idle_share: with no TBT to bound it, a slot lasts at most this share of the tightest TTFT.
         tau_ms: time scale of urgency, ms: a slack of tau makes a miss e times less likely.
+        input_weight, output_weight: what a tenant is charged for each prompt token it is admitted with, and
+            for each output token; both 0 switches the counting off. See `View.tenant_tokens`.
         starving_slots: after so many slots without any prefill, the first one gets a quantum regardless.
     """
 
@@ -61,7 +63,14 @@ class Policy:
     buys: bool = False
     idle_share: float = 0.35
     tau_ms: float = 1000.0
+    input_weight: float = 0.0
+    output_weight: float = 0.0
     starving_slots: int = 64
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Tenants are charged by weighted tokens, and candidates of all of them are looked at."""
+        return self.input_weight > 0.0 or self.output_weight > 0.0
 
     def key(self, view: View) -> F64:
         """float64[n]: static place in the queue, smaller first; ties go to the earlier arrival.

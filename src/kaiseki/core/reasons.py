@@ -97,4 +97,5 @@ class Reason(_Worded):
     ADAPTER = 26, "no adapter slot was free"
     CHAMPION_RESERVE = 27, "kept free so that the oldest running request can always finish"
     LANE_SHARE = 29, "its tenant's requests of this size are further ahead than the fairness lag allows"
+    OVER_STEP = 30, "the policy computes a text in one piece, and this one may exceed what a step can take"
     SLOT_RUNNING = 28, "a slot was already being executed, and the next decision comes after it"

@@ -123,7 +123,7 @@ class Scheduler:
                 f"max_tokens={request.max_tokens}; both must be >= 1"
             )
         refusal = (
-            never_runs(request, self.capabilities, self.kv)
+            never_runs(request, self.policy, self.capabilities, self.kv)
             or queue_full(request, self.settings, self.waiting, self.drain_s())
             or hopeless(request, self.policy, self.life.rates)
         )
@@ -269,6 +269,10 @@ class Scheduler:
         limit = min(limit, len(self.waiting), window if work_limit is None else work_limit)
         if limit <= 0:
             return no_entries()
+        if self.policy.counts_tokens:
+            # Whom the counters favour may have the later arrivals, so there are more to choose from.
+            window = max(self.settings.window, count)
+            limit = window if work_limit is None else min(window, work_limit)
         quota = self._quota(tenants, count, limit)
         new = self._measure(self.waiting.peek(limit, quota))
         looked = new.size
@@ -294,13 +298,14 @@ class Scheduler:
 
         Equal parts; where there is room for fewer than there are tenants, one each of those that had least.
         """
-        if not self.policy.fair:
+        if not (self.policy.fair or self.policy.counts_tokens):
             return np.full(tenants.size, limit, np.int32)
         if limit >= count:
             return np.full(tenants.size, -(-limit // count), np.int32)
         quota = np.zeros(tenants.size, np.int32)
         waiting = np.flatnonzero(tenants)
-        counter = self.fairness.counter[waiting]
+        fair = self.fairness
+        counter = (fair.tokens if self.policy.counts_tokens else fair.counter)[waiting]
         quota[waiting[np.argpartition(counter, limit - 1)[:limit]]] = 1
         return quota
 

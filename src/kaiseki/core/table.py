@@ -221,6 +221,9 @@ def stop_rows(records: Records, running: I32, places: I32, count: int, rows: I32
         row["shared_tail"] = False
 
 
+_NOBODY: F64 = np.empty(0)
+
+
 class View:
     """Read-only window on some rows of the table, as policies see it: `view.prompt` is `prompt[rows]`.
 
@@ -230,6 +233,8 @@ class View:
         uncached: int32[n], tokens still to be computed before the next output token, best cache.
         slot_ns, token_ns: fixed and per-token cost of a lone prefill, ns.
         pace_slot_ns, pace_token_ns: the same under the load of recent slots: per step, per prefill token.
+        tokens: float64[tenants], weighted tokens charged to each tenant, per unit of its weight.
+        weights: float64[tenants].
     """
 
     def __init__(
@@ -241,12 +246,16 @@ class View:
         token_ns: float,
         pace_slot_ns: float,
         pace_token_ns: float,
+        tokens: F64 = _NOBODY,
+        weights: F64 = _NOBODY,
     ) -> None:
         self._table = table
         self.rows = rows
         self.uncached = uncached
         self._lone = slot_ns, token_ns
         self._pace = pace_slot_ns, pace_token_ns
+        self._tokens = tokens
+        self._weights = weights
 
     @property
     def lone_ns(self) -> F64:
@@ -262,6 +271,23 @@ class View:
         rest = np.maximum(self.min_tokens - self.outputs - 1, 0)
         paced: F64 = token_ns * self.uncached.astype(np.float64) + rest * slot_ns
         return paced
+
+    @property
+    def tenant_tokens(self) -> F64:
+        """float64[n], weighted tokens (see `Policy.input_weight`) of its tenant, per unit of its weight."""
+        tokens: F64 = self._tokens[self.tenant]
+        return tokens
+
+    @property
+    def tenant_weight(self) -> F64:
+        """float64[n], share of its tenant."""
+        weights: F64 = self._weights[self.tenant]
+        return weights
+
+    @property
+    def running(self) -> int:
+        """How many requests run, in this view or not."""
+        return self._table.running_count
 
     def __getattr__(self, name: str) -> npt.NDArray[Any]:
         column = getattr(self._table, name)

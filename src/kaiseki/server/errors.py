@@ -16,6 +16,7 @@ _TYPES = {429: "rate_limit_error", 403: "permission_error", 500: "server_error",
 _STATUS = {
     Reason.NEVER_FITS: 400,
     Reason.TOO_LONG: 400,
+    Reason.OVER_STEP: 400,
     Reason.DRAINING: 503,
     Reason.HOPELESS: 503,
 }
