@@ -107,13 +107,15 @@ def test_time_that_nobody_else_wanted_is_not_owed() -> None:
     assert fairness.counter.tolist() == [900.0, 900.0]
 
 
-def test_lack_of_room_keeps_a_claim_but_makes_none() -> None:
+def test_lack_of_room_makes_and_keeps_a_claim() -> None:
     fairness = books(a=0.0, b=0.0, c=0.0)
     settle(fairness, unmet="ab")
     fairness.counter[0] = 500.0
     settle(fairness, unmet="a", blocked="bc", served="a")
+    assert fairness.counter.tolist() == [500.0, 0.0, 0.0], "lifted to what held before the slot"
+    fairness.counter[0] = 900.0
     settle(fairness, unmet="abc")
-    assert fairness.counter.tolist() == [500.0, 0.0, 500.0]
+    assert fairness.counter.tolist() == [900.0, 0.0, 0.0]
 
 
 def test_the_gap_is_that_before_the_least_claim() -> None:

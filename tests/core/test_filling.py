@@ -12,8 +12,8 @@ from kaiseki.core.filling import (
     N_RULES,
     R_BLOCK,
     R_BOUND_NS,
-    R_CHAMPION,
     R_CHUNKED,
+    R_EXEMPT,
     R_HARD_LAG,
     R_HEADROOM,
     R_LAG,
@@ -75,7 +75,7 @@ def offer(
     strict: bool = False,
     lag: float = np.inf,
     hard_lag: float = np.inf,
-    champion: int = -1,
+    exempt: int = -1,
     deep: list[int] | None = None,
     lane_counter: list[float] | None = None,
     counter: list[float] | None = None,
@@ -91,7 +91,7 @@ def offer(
     limits[[L_STARVING, L_SOLE]] = starving, sole
     rules = np.zeros(N_RULES)
     rules[[R_HEADROOM, R_BOUND_NS, R_QUANTUM, R_BLOCK]] = headroom, bound_ns, quantum, BLOCK
-    rules[[R_CHUNKED, R_STRICT, R_LAG, R_HARD_LAG, R_CHAMPION]] = chunked, strict, lag, hard_lag, champion
+    rules[[R_CHUNKED, R_STRICT, R_LAG, R_HARD_LAG, R_EXEMPT]] = chunked, strict, lag, hard_lag, exempt
     features, counters = no_features(), np.array(counter or [0.0, 0.0, 0.0])
     weights, more = np.array(weight or [1.0, 1.0, 1.0]), np.zeros(3, np.int32)
     given["group"] = given["tenant"] * LANES + [e.lane for e in entries]

@@ -40,9 +40,10 @@ def settle_books(counter: F64, claims: Bool, slot: Bool, floor: F64, width: int)
         k = first // width
         least, most, anybody = np.inf, -np.inf, False
         for g in range(first, first + width):
-            if slot[UNMET, g] and not claims[g]:
+            wants = slot[UNMET, g] or slot[BLOCKED, g]
+            if wants and not claims[g]:
                 counter[g] = max(counter[g], floor[k])
-            claims[g] = slot[UNMET, g] or (claims[g] and slot[BLOCKED, g])
+            claims[g] = wants
             anybody = anybody or claims[g]
             if slot[UNMET, g]:
                 least = min(least, counter[g])
@@ -83,7 +84,7 @@ class Fairness:
         self.counter: F64 = np.zeros(0)
         self.weight: F64 = np.zeros(0)
         self.open_requests: I32 = np.zeros(0, np.int32)
-        self.claims: Bool = np.zeros(0, np.bool_)  # wanted more in the last slot, or lacked room since
+        self.claims: Bool = np.zeros(0, np.bool_)  # wanted more in the last slot, or lacked room for it
         self.floor: F64 = np.zeros(1)
         self.lane_counter: F64 = np.zeros(0)  # by tenant * LANES + lane
         self.lane_claims: Bool = np.zeros(0, np.bool_)

@@ -27,7 +27,7 @@ _DECODE_BOUND = int(Reason.DECODE_BOUND)
 _NONE = int(Reason.NONE)
 
 # Places in the float64 vector of rules.
-R_HEADROOM, R_BOUND_NS, R_QUANTUM, R_BLOCK, R_CHUNKED, R_STRICT, R_LAG, R_HARD_LAG, R_CHAMPION = range(9)
+R_HEADROOM, R_BOUND_NS, R_QUANTUM, R_BLOCK, R_CHUNKED, R_STRICT, R_LAG, R_HARD_LAG, R_EXEMPT = range(9)
 N_RULES = 9
 
 
@@ -168,7 +168,7 @@ def _gated(
     tenants are compared.
     """
     lag = rules[R_HARD_LAG] if entry["decode"] else rules[R_LAG]
-    if not lag < np.inf or entry["row"] == int(rules[R_CHAMPION]):
+    if not lag < np.inf or entry["row"] == int(rules[R_EXEMPT]):
         return False
     tenant, group = entry["tenant"], entry["group"]
     if counter[tenant] - floor > lag:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kaiseki.core.decision import F64, I32, I64
+from kaiseki.core.decision import F64, I32, I64, Bool
 from kaiseki.core.jit import njit
 
 NIL = -1
@@ -141,17 +141,18 @@ def pop_best(
     sizes: I64,
     width: int,
     quota: I32,
+    skip: Bool,
     heads: I32,
     out: I32,
 ) -> int:
     """Pop up to `out.size` rows in (key, seq) order across all queues: a tournament of their heads.
 
-    At most `quota[g]` (used up) come from queues g * width to (g + 1) * width - 1 together. `heads`:
-    int32[queues], scratch. Returns how many were popped into `out`.
+    At most `quota[g]` (used up) come from queues g * width to (g + 1) * width - 1 together, none from those
+    in `skip`. `heads`: int32[queues], scratch. Returns how many were popped into `out`.
     """
     count = 0
     for q in range(roots.size):
-        if roots[q] >= 0 and quota[q // width] > 0:
+        if roots[q] >= 0 and quota[q // width] > 0 and not skip[q]:
             heads[count] = q
             count += 1
     for at in range(count // 2 - 1, -1, -1):
@@ -220,7 +221,7 @@ class HeapSet:
             self.seq = np.append(self.seq, np.zeros(extra, np.int64))
 
     def __contains__(self, row: int) -> bool:
-        return bool(self._queue[row] >= 0)
+        return row < self._queue.size and bool(self._queue[row] >= 0)
 
     def __len__(self) -> int:
         return int(self.sizes.sum())
@@ -239,10 +240,14 @@ class HeapSet:
         """Take rows out of their queues; those in none are left alone."""
         remove_rows(*self._arrays(), rows)
 
-    def pop(self, limit: int, quota: I32, width: int = 1) -> I32:
-        """Pop up to `limit` rows in order; at most `quota[g]` (used up) from the g-th `width` queues."""
+    def pop(self, limit: int, quota: I32, width: int = 1, skip: Bool | None = None) -> I32:
+        """Pop up to `limit` rows in order; at most `quota[g]` (used up) from the g-th `width` queues.
+
+        `skip`: bool[queues], queues to leave alone.
+        """
         out, heads = np.empty(limit, np.int32), np.empty(self.roots.size, np.int32)
-        return out[: pop_best(*self._arrays(), width, quota, heads, out)]
+        skipped = np.zeros(self.roots.size, np.bool_) if skip is None else skip
+        return out[: pop_best(*self._arrays(), width, quota, skipped, heads, out)]
 
     def pop_due(self, due: float, limit: int) -> I32:
         """Pop up to `limit` rows of queue 0 with keys below `due`."""

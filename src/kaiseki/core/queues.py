@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kaiseki.core.decision import F64, I32, I64
+from kaiseki.core.decision import F64, I32, I64, Bool
 from kaiseki.core.heaps import HeapSet
 from kaiseki.core.lanes import LANES, lanes_of, per_tenant
 from kaiseki.core.table import RequestTable
@@ -83,12 +83,13 @@ class Waiting:
         self._by_start.remove(rows)
         self.tokens -= int(self._table.prompt[rows].sum())
 
-    def peek(self, limit: int, quota: I32) -> I32:
+    def peek(self, limit: int, quota: I32, skip: Bool | None = None) -> I32:
         """Pop up to `limit` rows in key order, at most `quota[i]` (used up) of tenant i, for a look.
 
-        Every one must go back by `put_back` or out by `take`.
+        `skip`: bool[tenants * LANES], lanes to leave alone. Every row must go back by `put_back` or out by
+        `take`.
         """
-        return self._by_key.pop(limit, quota, LANES)
+        return self._by_key.pop(limit, quota, LANES, skip)
 
     def heads(self, groups: I32, limit: int) -> I32:
         """Pop the first row of each of these groups, up to `limit`; see `peek`."""

@@ -274,7 +274,9 @@ class Scheduler:
             window = max(self.settings.window, count)
             limit = window if work_limit is None else min(window, work_limit)
         quota = self._quota(tenants, count, limit)
-        new = self._measure(self.waiting.peek(limit, quota))
+        # Where rows are short, who gets the next one is decided here.
+        skip = self._ahead() if self.policy.fair and limit < len(self.waiting) else None
+        new = self._measure(self.waiting.peek(limit, quota, skip))
         looked = new.size
         while self.policy.gives_up:
             # The latest-start heap gives up a window of requests per slot; nobody is admitted after it.
@@ -288,10 +290,21 @@ class Scheduler:
             np.add.at(quota, t.tenant[rows[lost]], 1)
             self._lose(rows[lost], Reason.HOPELESS, now)
             left = limit if work_limit is None else min(limit, work_limit - looked)
-            more = self.waiting.peek(max(0, min(int(lost.sum()), left)), quota)
+            more = self.waiting.peek(max(0, min(int(lost.sum()), left)), quota, skip)
             looked += more.size
             new = self._measure(np.concatenate([rows[~lost], more]))
         return new
+
+    def _ahead(self) -> Bool | None:
+        """bool[tenants * LANES]: lanes further ahead than L of the least of their tenant's that wait."""
+        lag = self.fairness.lag_ns
+        if lag <= 0:
+            return None
+        groups = self.waiting.by_group()
+        lanes = self.fairness.comparable()[1][: groups.size].reshape(-1, LANES)
+        least = np.min(lanes, axis=1, initial=np.inf, where=groups.reshape(-1, LANES) > 0)
+        ahead: Bool = (lanes - least[:, None] > lag).reshape(-1)
+        return ahead
 
     def _quota(self, tenants: Bool, count: int, limit: int) -> I32:
         """int32[tenants]: how many of each tenant's waiting requests to look at.
@@ -341,10 +354,21 @@ class Scheduler:
         if p.fair and self.fairness.lag_ns > 0:
             lag = self.fairness.lag_ns
             hard = self.fairness.hard_lag_ns if self.capabilities.pause_decode else np.inf
+        # The champion passes the gates only when it would otherwise get nothing for too long.
+        exempt = self.champion if self._champion_waits >= p.starving_slots else NO_ROW
         rules = np.array(
-            [headroom, bound_ns, s.quantum_tokens, self.kv.block_tokens, p.chunked, p.strict, lag, hard,
-             self.champion]
-        )  # fmt: skip
+            [
+                headroom,
+                bound_ns,
+                s.quantum_tokens,
+                self.kv.block_tokens,
+                p.chunked,
+                p.strict,
+                lag,
+                hard,
+                exempt,
+            ]
+        )
         return *self._grant(entries, rules, limits), limits
 
     def _grant(self, entries: Records, rules: F64, limits: F64) -> tuple[Records, F64]:

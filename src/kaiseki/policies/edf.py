@@ -12,15 +12,14 @@ from kaiseki.core.policy import Order, Policy
 from kaiseki.core.requests import NEVER_NS
 from kaiseki.core.table import View
 
-
 PATIENCE_NS = 600 * 10**9
 """Requests without targets are ordered as if they were due so long after their arrival."""
 
 
 def first_due_ns(view: View) -> F64:
-    """float64[n]: when the first target of each request falls due, ns; without any, PATIENCE_NS after arrival.
+    """float64[n]: when the first target of each request falls due, ns.
 
-    So what has no target waits for a bounded number of others only.
+    Without any it is PATIENCE_NS after arrival, so that it waits for a bounded number of others only.
     """
     first = np.minimum(view.ttft_ns, view.deadline_ns)
     due: F64 = view.arrival_ns + np.where(first < NEVER_NS, first, PATIENCE_NS).astype(np.float64)
