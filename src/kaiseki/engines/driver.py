@@ -114,7 +114,8 @@ class Driver:
         """End everything for a fault noticed elsewhere, such as an engine that is gone while nothing runs."""
 
         def fail(now: int) -> None:
-            raise error
+            if not self._ended:
+                raise error
 
         self._inbox.put(Post(fail))  # in vain when it has ended already
 

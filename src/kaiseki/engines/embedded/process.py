@@ -110,7 +110,8 @@ class ProcessEngine:
         """
         rows, tables = decision.rows.copy(), np.empty((0, 0), np.int32)
         if rows.size:
-            tables = np.asarray(self._tables.tables(rows, decision.starts + decision.tokens), np.int32)
+            ends = decision.starts + decision.tokens
+            tables = np.asarray(self._tables.tables(rows, ends), np.int32)
         if not self._child.send((wire.EXECUTE, *wire.pack_decision(decision, tables))):
             raise self._child.death()
         self._outstanding.append((rows, decision.epochs.copy()))

@@ -1,7 +1,7 @@
 """What goes between the server's process and the engine's: one pipe, pickled tuples.
 
-Both ends are of the same release and trust each other. Arrays and plain tuples are sent, since the
-classes around them take several times as long to pickle, and the interpreter's lock meanwhile.
+Both ends are of the same release and trust each other. Bytes and plain tuples are sent: to pickle arrays
+and the classes around them takes several times as long, and the interpreter's lock meanwhile.
 """
 
 from __future__ import annotations
@@ -84,31 +84,32 @@ def pack_work(work: GenerationWork) -> GenerationWork:
 def pack_decision(decision: Decision, tables: I32) -> Message:
     """A decision and where the KV of its rows is, without what an engine does not look at."""
     d = decision
-    return (d.slot, d.rows, d.tokens, d.starts, d.samples, d.epochs, d.copies, tables)
+    ints = (d.rows, d.tokens, d.starts, d.epochs, d.copies, tables)
+    return (d.slot, np.asarray(d.samples, np.bool_).tobytes(), *(_bytes(numbers) for numbers in ints))
 
 
 def unpack_decision(message: Message) -> tuple[Decision, I32]:
-    """What `pack_decision` was given."""
-    slot, rows, tokens, starts, samples, epochs, copies, tables = message
-    return Decision(slot, rows, tokens, starts, samples, epochs, copies=copies), tables
+    """What `pack_decision` was given; the arrays can't be written to."""
+    slot, samples, rows, tokens, starts, epochs, copies, tables = message
+    row_ids = _ints(rows)
+    decision = Decision(
+        slot,
+        row_ids,
+        _ints(tokens),
+        _ints(starts),
+        np.frombuffer(samples, np.bool_),
+        _ints(epochs),
+        copies=_ints(copies).reshape(-1, 2),
+    )
+    return decision, _ints(tables).reshape(row_ids.size, -1) if row_ids.size else _ints(tables)
 
 
 def pack_result(result: StepResult) -> Message:
     """A result without what the other end knows: its rows and epochs are the decision's."""
     r = result
+    vectors = (r.new_tokens, r.token_ids, r.finish, r.failed, r.retryable)
     payloads = None if r.payloads is None else [_pack_outputs(outputs) for outputs in r.payloads]
-    return (
-        r.slot,
-        r.new_tokens,
-        r.token_ids,
-        r.finish,
-        r.failed,
-        r.retryable,
-        r.started_ns,
-        r.ended_ns,
-        r.message,
-        payloads,
-    )
+    return (r.slot, *(v.tobytes() for v in vectors), r.started_ns, r.ended_ns, r.message, payloads)
 
 
 def unpack_result(message: Message, rows: I32, epochs: I32) -> StepResult:
@@ -118,11 +119,11 @@ def unpack_result(message: Message, rows: I32, epochs: I32) -> StepResult:
         slot,
         rows,
         epochs,
-        new_tokens,
-        token_ids,
-        finish,
-        failed,
-        retryable,
+        _ints(new_tokens).copy(),
+        _ints(token_ids).copy(),
+        np.frombuffer(finish, np.int8).copy(),
+        np.frombuffer(failed, np.bool_).copy(),
+        np.frombuffer(retryable, np.bool_).copy(),
         started,
         ended,
         text,
@@ -130,19 +131,35 @@ def unpack_result(message: Message, rows: I32, epochs: I32) -> StepResult:
     )
 
 
+def _bytes(numbers: I32) -> bytes:
+    return np.asarray(numbers, np.int32).tobytes()
+
+
+def _ints(data: bytes) -> I32:
+    return np.frombuffer(data, np.int32)
+
+
 def _pack_outputs(outputs: Iterable[TokenOutput] | None) -> list[Message] | None:
+    """Each output as (token, text), with its log-probabilities if there are any."""
     if outputs is None:
         return None
-    return [(o.token_id, o.text, _pack_logprob(o.chosen), tuple(map(_pack_logprob, o.top))) for o in outputs]
+    return [
+        (o.token_id, o.text)
+        if o.chosen is None and not o.top
+        else (o.token_id, o.text, _pack_logprob(o.chosen), [_pack_logprob(t) for t in o.top])
+        for o in outputs
+    ]
 
 
 def _unpack_outputs(packed: list[Message] | None) -> tuple[TokenOutput, ...] | None:
     if packed is None:
         return None
-    return tuple(
-        TokenOutput(token, text, chosen and TokenLogprob(*chosen), tuple(TokenLogprob(*t) for t in top))
-        for token, text, chosen, top in packed
-    )
+    return tuple(TokenOutput(*p) if len(p) == 2 else _with_logprobs(*p) for p in packed)
+
+
+def _with_logprobs(token: int, text: str, chosen: Message | None, top: list[Message]) -> TokenOutput:
+    best = tuple(TokenLogprob(*t) for t in top)
+    return TokenOutput(token, text, None if chosen is None else TokenLogprob(*chosen), best)
 
 
 def _pack_logprob(logprob: TokenLogprob | None) -> Message | None:
