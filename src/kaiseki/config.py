@@ -92,7 +92,8 @@ class Memory(Section):
 class Engine(Section):
     """The model and how it runs here. `model` is a name that `kaiseki pull` knows or a local path.
 
-    A request goes on after at most `max_retries` errors of the engine that may be retried.
+    A request goes on after at most `max_retries` errors of the engine that may be retried. With
+    `own_process` the model runs in a process apart from the HTTP server's.
     """
 
     model: Annotated[str, Field(min_length=1)] = "smollm2-135m-instruct"
@@ -101,6 +102,7 @@ class Engine(Section):
     pipeline_depth: Annotated[int, Field(ge=0, le=1)] = 1
     max_context: Count | None = None
     max_retries: Annotated[int, Field(ge=0, le=100)] = 2
+    own_process: bool = True
 
 
 class Class(Section):

@@ -252,3 +252,36 @@ def test_a_stopped_driver_answers_those_who_come_late() -> None:
     bench.driver.stop()
     post(bench, "late", told.append)
     assert [u.outcome for u in told] == [Outcome.REFUSED]
+
+
+def test_a_fault_noticed_elsewhere_ends_everything_even_while_nothing_runs() -> None:
+    bench = Bench("fcfs")
+    bench.driver.start()
+    bench.driver.break_off(RuntimeError("the machine is on fire"))
+    assert bench.driver.drain(GENEROUS_S)
+    bench.driver.stop()
+    assert bench.driver.health().reason == "RuntimeError: the machine is on fire"
+    bench.driver.break_off(RuntimeError("told twice"))
+    assert bench.driver.health().reason == "RuntimeError: the machine is on fire"
+
+
+def test_a_fault_noticed_while_another_ends_everything_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench("fcfs")
+    told: list[Update] = []
+
+    def broken() -> StepResult:
+        bench.driver.break_off(RuntimeError("the same"))
+        post(bench, "late", told.append)
+        raise RuntimeError("gone")
+
+    monkeypatch.setattr(bench.engine, "collect", broken)
+    post(bench, "early", told.append)
+    bench.driver.start()
+    with bench.driver._wake:
+        assert bench.driver._wake.wait_for(lambda: len(told) == 2, GENEROUS_S)
+    bench.driver.stop()
+    assert {u.request_id: u.outcome for u in told} == {"early": Outcome.FAILED, "late": Outcome.REFUSED}
+    assert bench.driver.health().reason == "RuntimeError: gone"
+    assert "could not say so" not in caplog.text

@@ -28,7 +28,7 @@ CONTEXT = 4096
 POOL = 3000
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: "
 CONFIG = """
-engine: {{model: {folder}, threads: 1}}
+engine: {{model: {folder}, threads: 1, own_process: false}}
 memory: {{pool_tokens: {pool}, block_size: 8}}
 scheduling: {{max_waiting_tokens: 3500}}
 classes: {{hurried: {{ttft_ms: 0.001, on_late: expire}}}}

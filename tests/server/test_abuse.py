@@ -16,7 +16,7 @@ from tests.server.served import GENEROUS_S, Served, serving, until
 from kaiseki.server.protocol import MAX_HEAD_BYTES
 
 CONFIG = """
-engine: {{model: {folder}, threads: 1, max_context: 256}}
+engine: {{model: {folder}, threads: 1, own_process: false, max_context: 256}}
 memory: {{pool_tokens: 3000, block_size: 8}}
 server: {{max_body_bytes: 300000}}
 """

@@ -14,7 +14,7 @@ from kaiseki.core.reasons import Outcome
 
 CLIENTS = 300
 CONFIG = """
-engine: {{model: {folder}, threads: 1, max_context: 256}}
+engine: {{model: {folder}, threads: 1, own_process: false, max_context: 256}}
 memory: {{pool_tokens: 3000, block_size: 8}}
 """
 

@@ -219,7 +219,7 @@ def test_metrics_agree_with_what_was_served(served: Served) -> None:
 def test_kaiseki_serve_and_explain(config: str, tmp_path: Path) -> None:
     """The commands themselves: one line when ready, drain on SIGTERM, exit 0."""
     path = tmp_path / "kaiseki.yaml"
-    path.write_text(config)
+    path.write_text(config.replace("own_process: false", "own_process: true"))
     kaiseki = str(Path(sys.executable).with_name("kaiseki"))
     command = [kaiseki, "serve", "--config", str(path), "--port", "0"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -18,7 +18,7 @@ from kaiseki.server.app import create_app
 
 # A short context, since a request that does not say how much it wants gets all there is.
 CONFIG = """
-engine: {{model: {folder}, threads: 1, max_context: 64}}
+engine: {{model: {folder}, threads: 1, own_process: false, max_context: 64}}
 memory: {{pool_tokens: 3000, block_size: 8}}
 classes: {{hurried: {{ttft_ms: 0.001, on_late: expire}}, slow: {{deadline_s: 600}}}}
 server: {{max_body_bytes: 100000}}

@@ -110,6 +110,15 @@ class Driver:
         """Ask for a request to be ended; unknown ids are ignored."""
         self._post(Post(lambda now: self._cancel(request_id, now)))
 
+    def break_off(self, error: Exception) -> None:
+        """End everything for a fault noticed elsewhere, such as an engine that is gone while nothing runs."""
+
+        def fail(now: int) -> None:
+            if not self._ended:
+                raise error
+
+        self._inbox.put(Post(fail))  # in vain when it has ended already
+
     def start(self) -> None:
         """Run on a thread of its own until `stop`."""
         self._thread = threading.Thread(target=self._run, name="kaiseki-driver", daemon=True)

@@ -15,7 +15,7 @@ from kaiseki.config import Settings
 from kaiseki.core.scheduler import Scheduler
 from kaiseki.cost.online import OnlineLinear
 from kaiseki.engines.driver import Driver
-from kaiseki.engines.embedded import EmbeddedEngine, UnsupportedModel
+from kaiseki.engines.embedded import EmbeddedEngine, EngineDied, ProcessEngine, UnsupportedModel
 from kaiseki.engines.embedded.engine import DTYPES
 from kaiseki.engines.embedded.forward import pool_shape
 from kaiseki.memory import BlockPool, chain_hashes
@@ -28,6 +28,8 @@ DEFAULT_CONTEXTS = 32
 DEFAULT_SHARE = 0.25
 """and takes at most this part of the memory that is free."""
 
+LocalEngine = EmbeddedEngine | ProcessEngine
+
 
 class SetupError(RuntimeError):
     """The settings can't be made to run here; the message says why."""
@@ -36,7 +38,7 @@ class SetupError(RuntimeError):
 class EmbeddedText:
     """The text side of an embedded engine, as the server wants it."""
 
-    def __init__(self, engine: EmbeddedEngine, name: str, max_context: int, pool: BlockPool) -> None:
+    def __init__(self, engine: LocalEngine, name: str, max_context: int, pool: BlockPool) -> None:
         self.name = name
         self.max_context = max_context
         self.max_total_tokens = min(max_context, pool.total_blocks * pool.block_tokens)
@@ -62,7 +64,7 @@ class Stack:
     """Everything behind the HTTP server. Start the driver; close the stack at the end."""
 
     driver: Driver
-    engine: EmbeddedEngine
+    engine: LocalEngine
     text: EmbeddedText
 
     def backlog(self) -> tuple[int, int]:
@@ -70,7 +72,7 @@ class Stack:
         return self.driver.backlog()
 
     def close(self) -> None:
-        """End the driver's and the engine's threads."""
+        """End the driver's thread and the engine, with its process if it has one."""
         self.driver.stop()
         self.engine.shutdown()
 
@@ -99,10 +101,12 @@ def build(settings: Settings, progress: Progress = quiet) -> Stack:
     bins = Bins(name, settings.metrics.tenant_labels)
     text = EmbeddedText(engine, name, capabilities.max_context_tokens, pool)
     driver = Driver(scheduler, engine, bins=bins, max_retries=settings.engine.max_retries)
+    if isinstance(engine, ProcessEngine):
+        engine.watch(driver.break_off)
     return Stack(driver, engine, text)
 
 
-def _engine(settings: Settings, progress: Progress) -> tuple[EmbeddedEngine, BlockPool]:
+def _engine(settings: Settings, progress: Progress) -> tuple[LocalEngine, BlockPool]:
     from transformers import AutoConfig
     from transformers.utils import logging
 
@@ -118,7 +122,8 @@ def _engine(settings: Settings, progress: Progress) -> tuple[EmbeddedEngine, Blo
         most = AutoConfig.from_pretrained(folder, local_files_only=True).max_position_embeddings
         blocks = _blocks(settings, shape.bytes, min(most, wanted.max_context or most))
         pool = BlockPool(blocks, block)
-        engine = EmbeddedEngine.load(
+        kind: type[LocalEngine] = ProcessEngine if wanted.own_process else EmbeddedEngine
+        engine = kind.load(
             folder,
             tables=pool,
             blocks=blocks,
@@ -128,7 +133,7 @@ def _engine(settings: Settings, progress: Progress) -> tuple[EmbeddedEngine, Blo
             depth=wanted.pipeline_depth,
             max_step_tokens=settings.scheduling.max_slot_tokens,
         )
-    except (ModelError, UnsupportedModel, OSError, ValueError) as error:
+    except (ModelError, UnsupportedModel, EngineDied, OSError, ValueError) as error:
         raise SetupError(f"model {wanted.model!r}: {error}") from error
     return engine, pool
 

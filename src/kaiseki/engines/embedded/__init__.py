@@ -12,18 +12,27 @@ if TYPE_CHECKING:
     from kaiseki.engines.embedded.attention.interface import UnsupportedModel
     from kaiseki.engines.embedded.batch import BlockTables
     from kaiseki.engines.embedded.engine import EmbeddedEngine
+    from kaiseki.engines.embedded.process import EngineDied, ProcessEngine
 
 __all__ = [
     "BlockTables",
     "EmbeddedEngine",
+    "EngineDied",
     "GenerationWork",
+    "ProcessEngine",
     "SamplingParams",
     "TokenLogprob",
     "TokenOutput",
     "UnsupportedModel",
 ]
 
-_LATER = {"BlockTables": "batch", "EmbeddedEngine": "engine", "UnsupportedModel": "attention.interface"}
+_LATER = {
+    "BlockTables": "batch",
+    "EmbeddedEngine": "engine",
+    "EngineDied": "process",
+    "ProcessEngine": "process",
+    "UnsupportedModel": "attention.interface",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -156,8 +156,15 @@ class EmbeddedEngine:
 
     def execute(self, decision: Decision) -> None:
         """See `Engine`."""
+        self._results.append(self.start(decision))
+
+    def start(self, decision: Decision) -> Future[StepResult]:
+        """Like `execute`, for who does not want to wait in `collect`.
+
+        The future's callbacks run on the worker thread, before the next step begins.
+        """
         step = Step.snapshot(decision, self._rows, self._tables)
-        self._results.append(self._worker.submit(self._steps.run, step))
+        return self._worker.submit(self._steps.run, step)
 
     def collect(self) -> StepResult:
         """See `Engine`."""
