@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,9 @@ from kaiseki.commands.common import fail
 
 if TYPE_CHECKING:
     from kaiseki.config import Settings
+
+
+EVENT_LOOP_NICENESS = 10
 
 
 def serve(
@@ -84,6 +88,10 @@ def _run(settings: Settings) -> None:
     except OSError as error:
         fail(f"cannot listen on {server.host}:{server.port}: {error.strerror}")
 
+    from kaiseki.engines.embedded.child_process import Child
+
+    # Its libraries take as long to load as ours, so both do at once.
+    child = Child() if settings.engine.own_process else None
     from kaiseki.models import terminal_progress
     from kaiseki.server.app import create_app
     from kaiseki.server.build import SetupError, build
@@ -91,8 +99,10 @@ def _run(settings: Settings) -> None:
     with listener:
         try:
             with terminal_progress() as progress:
-                stack = build(settings, progress)
+                stack = build(settings, progress, child)
         except SetupError as error:
+            if child is not None:
+                child.end()
             fail(str(error))
         # What is loaded stays: looking through it for garbage would stop a step for a quarter second.
         gc.collect()
@@ -101,6 +111,9 @@ def _run(settings: Settings) -> None:
         url = url_of(listener)
         ready = DrainingServer(app, server.drain_s, lambda: print(f"Kaiseki serves at {url}", flush=True))
         stack.driver.start()
+        if settings.engine.own_process:
+            # This thread only, the event loop's: waking it for a client should not stop a step halfway.
+            os.nice(EVENT_LOOP_NICENESS)
         try:
             ready.run(sockets=[listener])
         finally:

@@ -45,8 +45,8 @@ class Options:
     seeds: tuple[int, ...] = (1,)
     seconds: float = 90.0
     full: bool = False
-    closed_loop_s: float = 20.0
-    lone_requests: tuple[int, int] = (9, 5)
+    closed_loop_s: float = 15.0
+    lone_requests: tuple[int, int] = (9, 3)
 
 
 @dataclass(slots=True)

@@ -117,6 +117,7 @@ class Bins:
         self.max_tenants = max_tenants
         self.n_classes = MAX_CLASSES + 1
         self._lock = threading.Lock()
+        self._named = (0, 0)
         self.tenants: list[str] = []
         self.classes: list[str] = []
         # By index in the core: first group of the tenant, offset of the class in it. One more for the rest.
@@ -153,7 +154,10 @@ class Bins:
 
         Indices with the same name share a label. A name keeps its label for good.
         """
+        if self._named == (len(tenants), len(classes)):
+            return
         with self._lock:
+            self._named = len(tenants), len(classes)
             base = [_place(t, self.tenants, self.max_tenants) for t in (*tenants, OTHER)]
             self._tenant_base = np.array(base, np.int64) * self.n_classes
             offsets = [_place(c, self.classes, MAX_CLASSES) for c in (*classes, OTHER)]

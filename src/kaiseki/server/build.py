@@ -16,6 +16,7 @@ from kaiseki.core.scheduler import Scheduler
 from kaiseki.cost.online import OnlineLinear
 from kaiseki.engines.driver import Driver
 from kaiseki.engines.embedded import EmbeddedEngine, EngineDied, ProcessEngine, UnsupportedModel
+from kaiseki.engines.embedded.child_process import Child
 from kaiseki.engines.embedded.engine import DTYPES
 from kaiseki.engines.embedded.forward import pool_shape
 from kaiseki.memory import BlockPool, chain_hashes
@@ -77,15 +78,20 @@ class Stack:
         self.engine.shutdown()
 
 
-def build(settings: Settings, progress: Progress = quiet) -> Stack:
+def build(settings: Settings, progress: Progress = quiet, child: Child | None = None) -> Stack:
     """Load the model, measure it, and put the scheduler in front of it. The driver is not started.
+
+    Args:
+        settings: all of them.
+        progress: told what is being done.
+        child: a process for the engine that was started before, for `engine.own_process`.
 
     Raises:
         SetupError: no such model, it is not supported, or the pool does not fit.
         ConfigError: the policy can't be made.
     """
     policy = config.policy(settings)
-    engine, pool = _engine(settings, progress)
+    engine, pool = _engine(settings, progress, child)
     progress("warming up and measuring step times", 0, 0)
     engine.warm_up()
     scheduling = settings.scheduler_settings()
@@ -106,7 +112,7 @@ def build(settings: Settings, progress: Progress = quiet) -> Stack:
     return Stack(driver, engine, text)
 
 
-def _engine(settings: Settings, progress: Progress) -> tuple[LocalEngine, BlockPool]:
+def _engine(settings: Settings, progress: Progress, child: Child | None) -> tuple[LocalEngine, BlockPool]:
     from transformers import AutoConfig
     from transformers.utils import logging
 
@@ -122,17 +128,20 @@ def _engine(settings: Settings, progress: Progress) -> tuple[LocalEngine, BlockP
         most = AutoConfig.from_pretrained(folder, local_files_only=True).max_position_embeddings
         blocks = _blocks(settings, shape.bytes, min(most, wanted.max_context or most))
         pool = BlockPool(blocks, block)
-        kind: type[LocalEngine] = ProcessEngine if wanted.own_process else EmbeddedEngine
-        engine = kind.load(
-            folder,
-            tables=pool,
-            blocks=blocks,
-            dtype=wanted.dtype,
-            block_tokens=block,
-            threads=wanted.threads,
-            depth=wanted.pipeline_depth,
-            max_step_tokens=settings.scheduling.max_slot_tokens,
-        )
+        options: dict[str, Any] = {
+            "tables": pool,
+            "blocks": blocks,
+            "dtype": wanted.dtype,
+            "block_tokens": block,
+            "threads": wanted.threads,
+            "depth": wanted.pipeline_depth,
+            "max_step_tokens": settings.scheduling.max_slot_tokens,
+        }
+        engine: LocalEngine
+        if wanted.own_process:
+            engine = ProcessEngine.load(folder, child=child, **options)
+        else:
+            engine = EmbeddedEngine.load(folder, **options)
     except (ModelError, UnsupportedModel, EngineDied, OSError, ValueError) as error:
         raise SetupError(f"model {wanted.model!r}: {error}") from error
     return engine, pool

@@ -11,8 +11,9 @@ from kaiseki.engines.embedded.work import GenerationWork, SamplingParams, TokenL
 if TYPE_CHECKING:
     from kaiseki.engines.embedded.attention.interface import UnsupportedModel
     from kaiseki.engines.embedded.batch import BlockTables
+    from kaiseki.engines.embedded.child_process import EngineDied
     from kaiseki.engines.embedded.engine import EmbeddedEngine
-    from kaiseki.engines.embedded.process import EngineDied, ProcessEngine
+    from kaiseki.engines.embedded.process import ProcessEngine
 
 __all__ = [
     "BlockTables",
@@ -29,7 +30,7 @@ __all__ = [
 _LATER = {
     "BlockTables": "batch",
     "EmbeddedEngine": "engine",
-    "EngineDied": "process",
+    "EngineDied": "child_process",
     "ProcessEngine": "process",
     "UnsupportedModel": "attention.interface",
 }

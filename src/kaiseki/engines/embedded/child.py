@@ -8,7 +8,7 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -60,7 +60,8 @@ def _leave(code: int) -> NoReturn:
 def _serve(line: wire.Line) -> None:
     try:
         tables = SentTables()
-        engine = _load(line.receive()[0], tables)
+        load = _loader()  # takes seconds, in which the parent has other things to do
+        engine = load(**line.receive()[0], tables=tables)
     except Exception as error:
         if isinstance(error, wire.Gone):
             raise
@@ -71,13 +72,13 @@ def _serve(line: wire.Line) -> None:
     Servant(line, engine, tables).run()
 
 
-def _load(options: Mapping[str, Any], tables: SentTables) -> EmbeddedEngine:
+def _loader() -> Callable[..., EmbeddedEngine]:
     from transformers.utils import logging as transformers_logging
 
     from kaiseki.engines.embedded.engine import EmbeddedEngine
 
     transformers_logging.disable_progress_bar()
-    return EmbeddedEngine.load(**options, tables=tables)
+    return EmbeddedEngine.load
 
 
 def _keep() -> None:
