@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from kaiseki.demo.measure import DEADLINE_FACTOR
 from kaiseki.demo.prompts import INTERACTIVE
 from kaiseki.demo.run import BASELINES, OURS, Findings, Options, reason_for
 
@@ -36,6 +37,7 @@ def document(found: Findings, options: Options) -> dict[str, Any]:
         "policies": policies,
         "load": median_of([entry["load"] for entry in seeds]),
         "measured": asdict(found.measured),
+        "deadline_rule": f"{DEADLINE_FACTOR:g} times the lone time of the median batch request, for all of them",
         "budget_choice": "best of all by attainment"
         if options.full
         else reason_for(found.measured, found.budget),
