@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,9 +13,6 @@ from kaiseki.commands.common import fail
 
 if TYPE_CHECKING:
     from kaiseki.config import Settings
-
-
-EVENT_LOOP_NICENESS = 10
 
 
 def serve(
@@ -111,9 +107,6 @@ def _run(settings: Settings) -> None:
         url = url_of(listener)
         ready = DrainingServer(app, server.drain_s, lambda: print(f"Kaiseki serves at {url}", flush=True))
         stack.driver.start()
-        if settings.engine.own_process:
-            # This thread only, the event loop's: waking it for a client should not stop a step halfway.
-            os.nice(EVENT_LOOP_NICENESS)
         try:
             ready.run(sockets=[listener])
         finally:

@@ -37,7 +37,7 @@ def document(found: Findings, options: Options) -> dict[str, Any]:
         "policies": policies,
         "load": median_of([entry["load"] for entry in seeds]),
         "measured": asdict(found.measured),
-        "deadline_rule": f"{DEADLINE_FACTOR:g} times the lone time of the median batch request, for all of them",
+        "deadline_rule": f"{DEADLINE_FACTOR:g} times the lone time of the median batch request",
         "budget_choice": "best of all by attainment"
         if options.full
         else reason_for(found.measured, found.budget),
