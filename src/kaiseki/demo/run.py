@@ -166,7 +166,7 @@ class Demo:
         say(
             f"targets: interactive first token {measured.ttft_target_ms:.0f} ms (5x), "
             f"gaps {measured.tbt_target_ms:.0f} ms (2x a step of eight); "
-            f"batch {measured.deadline_ms / 1000:.1f} s to the last token (5x the lone time of the median one)"
+            f"batch {measured.deadline_ms / 1000:.1f} s to the last token (5x its median lone time)"
         )
         if self._options.full:
             say(f"token budgets of the baselines: {', '.join(map(str, BUDGETS))}, the best of each is shown")
