@@ -39,7 +39,7 @@ def report_slot(
         preempted=records["reason"][records["event"] == Event.PREEMPTED] if decision.preempted.size else (),
     )
     fairness = scheduler.fairness
-    bins.set_fairness(fairness.counter / 1e9, fairness.gap_ns() / 1e9, fairness.lag_ns / 1e9)
+    bins.set_fairness(fairness.counter / 1e9, fairness.gap_ns() / 1e9, fairness.hard_lag_ns / 1e9)
 
 
 def report_load(bins: Bins, scheduler: Scheduler, waiting: int) -> None:

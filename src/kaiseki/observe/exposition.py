@@ -115,7 +115,11 @@ def _kaiseki(bins: Bins) -> Iterator[Metric]:
             service.add_metric((tenant,), float(bins.service[i]))
     yield service
     yield GaugeMetricFamily("kaiseki_fairness_gap", f"Largest lag, {unit}.", value=load.fairness_gap)
-    yield GaugeMetricFamily("kaiseki_fairness_bound", f"Its proven bound, {unit}.", value=load.fairness_bound)
+    yield GaugeMetricFamily(
+        "kaiseki_fairness_bound",
+        f"H, its bound but for one grant and prediction errors, {unit}.",
+        value=load.fairness_bound,
+    )
 
 
 def _by_group(bins: Bins) -> Iterator[Metric]:
