@@ -1,8 +1,8 @@
 """The embedded engine in a process of its own.
 
 A forward takes the interpreter's lock again after each of its hundreds of operations. Beside a busy HTTP
-server it waits for that lock again and again, and the steps that meet an arriving request are late by
-half; in a process of its own it has the interpreter to itself.
+server it waits for that lock again and again; in a process of its own it has the interpreter to itself,
+and when it ends the server is still there to say so.
 """
 
 from __future__ import annotations
