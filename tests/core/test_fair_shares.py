@@ -15,7 +15,7 @@ from kaiseki.core.fairness import UNMET, Fairness, note_wants
 from kaiseki.core.lanes import LANE_WEIGHT, LANES
 from kaiseki.core.policy import Policy
 from kaiseki.core.requests import ServiceClass
-from kaiseki.core.scheduler import Scheduler
+from kaiseki.core.scheduler import Filled, Scheduler
 from kaiseki.core.settings import SchedulerSettings
 from kaiseki.policies.registry import load
 
@@ -167,9 +167,9 @@ def test_the_bound_is_broken_without_the_gate(depth: int) -> None:
     settle = bench.scheduler.fairness.settle
     emit = bench.scheduler._emit
 
-    def emitted(entries: np.ndarray, *rest: object) -> object:
-        decision = emit(entries, *rest)  # type: ignore[arg-type]
-        settle(entries, bench.scheduler.waiting.by_group(), np.full(6, 1e9))
+    def emitted(filled: Filled, *rest: object) -> object:
+        decision = emit(filled, *rest)  # type: ignore[arg-type]
+        settle(filled.entries, bench.scheduler.waiting.by_group(), np.full(6, 1e9))
         return decision
 
     bench.scheduler._emit = emitted  # type: ignore[method-assign, assignment]

@@ -6,7 +6,7 @@ import numpy as np
 
 from kaiseki.core.decision import I32
 from kaiseki.core.jit import inlined, kernel
-from kaiseki.core.reasons import Reason
+from kaiseki.core.limits import lacks_room
 from kaiseki.core.scan import BOUND_DECODE, DECODE, N_BOUND, N_DECODES, N_PREFILLS, PREFILL, Scan
 from kaiseki.core.table import NO_ROW, Record, Records, RequestTable, State
 
@@ -33,7 +33,6 @@ ENTRY = np.dtype(
 )
 
 _RUNNING = int(State.RUNNING)
-_NO_ROW, _NO_KV, _WATERMARK = int(Reason.NO_ROW), int(Reason.NO_KV), int(Reason.WATERMARK)
 
 
 def no_entries() -> Records:
@@ -74,8 +73,8 @@ def shut_out(entries: Records, out: I32) -> int:
     """Places of waiting entries that found no row or no room, in order. Returns how many."""
     n = 0
     for i in range(entries.size):
-        reason = entries[i]["reason"]
-        if entries[i]["waiting"] and entries[i]["chunk"] == 0 and reason in (_NO_ROW, _NO_KV, _WATERMARK):
+        entry = entries[i]
+        if entry["waiting"] and entry["chunk"] == 0 and lacks_room(entry["reason"]):
             out[n] = i
             n += 1
     return n

@@ -17,8 +17,14 @@ _NO_ROW, _NO_KV, _WATERMARK = int(Reason.NO_ROW), int(Reason.NO_KV), int(Reason.
 
 
 @inlined
+def lacks_room(reason: int) -> bool:
+    """Whether a reason says that a row or KV blocks were missing."""
+    return reason in (_NO_ROW, _NO_KV, _WATERMARK)
+
+
+@inlined
 def is_blocked(entry: Record, limits: F64) -> bool:
     """Whether an answered entry lacks a row or KV blocks, rather than time."""
     if entry["chunk"] > 0:
         return bool(limits[L_BLOCKS] < 1.0)
-    return entry["reason"] in (_NO_ROW, _NO_KV, _WATERMARK)
+    return lacks_room(entry["reason"])

@@ -6,6 +6,8 @@ KV: `now` is an argument, and blocks are whatever its `KVSpace` says.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from kaiseki.core.admission import Refusal, hopeless, never_runs, queue_full
@@ -57,6 +59,22 @@ from kaiseki.core.trace import Trace
 
 _REMEMBERED_SLOTS = 10_000
 """For how long the next arrival is expected to have a target that was seen before."""
+
+
+class Filled(NamedTuple):
+    """A slot before it is carried out.
+
+    Attributes:
+        entries: ENTRY[n] with their answers, in order.
+        features: float64[N_FEATURES] of what was granted.
+        limits: float64[N_LIMITS], what is left.
+        bound_ns: how long the slot may last; infinite without a bound.
+    """
+
+    entries: Records
+    features: F64
+    limits: F64
+    bound_ns: float
 
 
 class Scheduler:
@@ -184,18 +202,18 @@ class Scheduler:
         if forced.size:
             found = self._scan(now)
         new = no_entries() if forced.size else self._candidates(now, work_limit)
-        entries, features, limits = self._fill(found, new, now, NO_ROW)
+        filled = self._fill(found, new, now, NO_ROW)
         bought = forced[:0]
         if new.size and (self.policy.buys or self.policy.fair):
-            bought, newcomer = self._displace(entries, now)
+            bought, newcomer = self._displace(filled.entries, now)
             if bought.size:
                 found = self._scan(now)
                 # A victim's blocks are idle now, and a fork can no longer share them.
-                new = self._measure(entries["row"][entries["waiting"]])
-                entries, features, limits = self._fill(found, new, now, newcomer)
-        decision = self._emit(entries, features, found, now)
+                new = self._measure(filled.entries["row"][filled.entries["waiting"]])
+                filled = self._fill(found, new, now, newcomer)
+        decision = self._emit(filled, found, now)
         if self.policy.fair:
-            self.fairness.settle(entries, self.waiting.by_group(), limits)
+            self.fairness.settle(filled.entries, self.waiting.by_group(), filled.limits)
         if forced.size or bought.size:
             decision.preempted = np.concatenate([forced, bought])
             decision.how = np.full(decision.preempted.size, How.RECOMPUTE, np.int8)
@@ -241,20 +259,25 @@ class Scheduler:
 
     def _make_room(self, found: Scan, now: int) -> I32:
         """Stop the cheapest running rows when decodes (and the champion) can't get their next block."""
-        t, block = self.table, self.kv.block_tokens
         limbo = self.kv.total_blocks - self.kv.free_blocks() - self.kv.live_blocks()
         shortage = int(found.counts[GROWTH]) - self.kv.free_blocks() - limbo
         if shortage <= 0:
             return np.empty(0, np.int32)
-        rows = t.running_rows()
+        rows = self.table.running_rows()
         others = rows[rows != self.champion]
-        held = -(-t.computed[others] // block)
-        cost = self.policy.victim_cost(self.life.view(others, t.computed[others]), held, now)
-        ranked = others[np.lexsort((-t.admitted_seq[others], cost))]
+        ranked = self._cheapest_first(others, now)
         victims = choose_forced(ranked, self.kv.reclaimable(ranked), shortage)
         if victims.size:
             self.life.preempt(victims, Event.PREEMPTED, Reason.FORCED_BY_GROWTH, now, float(shortage))
         return victims
+
+    def _cheapest_first(self, rows: I32, now: int) -> I32:
+        """Running rows in increasing order of what stopping each loses per block; the youngest loses ties."""
+        t = self.table
+        held = -(-t.computed[rows].astype(np.int64) // self.kv.block_tokens)
+        cost = self.policy.victim_cost(self.life.view(rows, t.computed[rows]), held, now)
+        ranked: I32 = rows[np.lexsort((-t.admitted_seq[rows], cost))]
+        return ranked
 
     def _candidates(self, now: int, work_limit: int | None) -> Records:
         """Look at the best few waiting requests that can still make it."""
@@ -329,11 +352,8 @@ class Scheduler:
         cached = self.kv.cached_tokens(rows, t.prompt[rows] + t.outputs[rows] - 1)
         return waiting_entries(t, rows, cached, self.kv.block_tokens)
 
-    def _fill(self, found: Scan, new: Records, now: int, first: int) -> tuple[Records, F64, F64]:
-        """Order all entries and grant what fits.
-
-        Returns them with their grants, the set's features, and what is left of the limits.
-        """
+    def _fill(self, found: Scan, new: Records, now: int, first: int) -> Filled:
+        """Order all entries and grant what fits."""
         t, s, p = self.table, self.settings, self.policy
         bound_ns = slot_bound_ns(p, found, self.tightest_ttft_ns())
         headroom = self.cost.headroom() if p.time_bound else 1.0
@@ -369,7 +389,7 @@ class Scheduler:
                 exempt,
             ]
         )
-        return *self._grant(entries, rules, limits), limits
+        return Filled(*self._grant(entries, rules, limits), limits, bound_ns)
 
     def _grant(self, entries: Records, rules: F64, limits: F64) -> tuple[Records, F64]:
         """Walk the entries; while some are put off for others that wait, look at more of these."""
@@ -461,13 +481,11 @@ class Scheduler:
         rows = rows[ahead & (rows != self.champion)]
         if rows.size == 0 or fair.lag_ns <= 0:
             return rows[:0], NO_ROW
-        held = -(-t.computed[rows] // self.kv.block_tokens)
-        cost = self.policy.victim_cost(self.life.view(rows, t.computed[rows]), held, now)
-        ranked = rows[np.lexsort((-t.admitted_seq[rows], cost))]
-        short = int(np.ceil(shut_out["short"][i])) if shut_out["reason"][i] != Reason.NO_ROW else 1
+        ranked = self._cheapest_first(rows, now)
         if shut_out["reason"][i] == Reason.NO_ROW:
             victims = ranked[:1]
         else:
+            short = int(np.ceil(shut_out["short"][i]))
             victims = choose_forced(ranked, self.kv.reclaimable(ranked), short)
         newcomer = int(shut_out["row"][i])
         if victims.size:
@@ -500,9 +518,9 @@ class Scheduler:
         self.trace.note(life.slot, now, t.seq[newcomer.rows], Event.ADMITTED, Reason.PURCHASED, deal.value)
         return deal.victims, int(newcomer.rows[0])
 
-    def _emit(self, entries: Records, features: F64, found: Scan, now: int) -> Decision:
+    def _emit(self, filled: Filled, found: Scan, now: int) -> Decision:
         """Turn grants into a decision: attach, reserve, advance the table, record."""
-        life, p = self.life, self.policy
+        life, entries = self.life, filled.entries
         granted: Records = np.empty(entries.size, ENTRY)
         admitted, turned = np.empty((2, entries.size), np.int32)
         n, n_new, n_turned = sift(entries, granted, admitted, turned)
@@ -515,11 +533,11 @@ class Scheduler:
         served = self.champion == NO_ROW or bool((granted["row"] == self.champion).any())
         self._champion_waits = 0 if served else self._champion_waits + 1
         flight, prefills = put_in_flight(
-            self.table.records, granted, life.slot, self._planes, features, self.fairness
+            self.table.records, granted, life.slot, self._planes, filled.features, self.fairness
         )
         decision = flight.decision
         decision.copies = copies
-        decision.bound_ns = int(min(slot_bound_ns(p, found, self.tightest_ttft_ns()), NEVER_NS))
+        decision.bound_ns = int(min(filled.bound_ns, NEVER_NS))
         starved = prefills == 0 and entries.size > found.counts[N_DECODES]
         self._slots_without_prefill = self._slots_without_prefill + 1 if starved else 0
         if granted.size:
