@@ -6,7 +6,9 @@ PYTEST_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+ENGINE := $(VENV)/.kaiseki-engine
 STAMP := $(VENV)/.kaiseki-setup
+INSTALL := $(BIN)/python -m pip install -qq --progress-bar off --disable-pip-version-check
 REPORT := build/demo.json
 
 # One compute thread per test worker, and idle OpenMP threads that sleep: on a small machine
@@ -21,17 +23,22 @@ help: ## list the targets
 
 setup: $(STAMP) ## create .venv with everything that serving, testing and the docs need
 
-$(STAMP): pyproject.toml constraints.txt
+# What serving needs comes first, so that the demo does not wait for the tools.
+$(ENGINE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	    || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 setup" >&2; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "setup: installing Kaiseki, PyTorch and the tools into $(VENV), 1 to 5 minutes"
-	@$(BIN)/python -m pip install -qq --progress-bar off --disable-pip-version-check \
-	    -e '.[engine,dev]' -c constraints.txt
+	@echo "setup: installing Kaiseki and PyTorch into $(VENV), 1 to 4 minutes"
+	@$(INSTALL) -e '.[engine]' -c constraints.txt
+	@touch $@
+
+$(STAMP): $(ENGINE)
+	@echo "setup: adding the tools for tests and docs, about half a minute"
+	@$(INSTALL) -e '.[engine,dev]' -c constraints.txt
 	@touch $@
 	@echo "setup: done"
 
-model: setup ## fetch the small model that the demo and some tests run (SmolLM2-135M-Instruct)
+model: $(ENGINE) ## fetch the small model that the demo and some tests run (SmolLM2-135M-Instruct)
 	@echo "model: fetching SmolLM2-135M-Instruct unless it is in the cache, about half a minute"
 	@$(BIN)/kaiseki pull
 

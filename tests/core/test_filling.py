@@ -13,6 +13,7 @@ from kaiseki.core.filling import (
     R_BLOCK,
     R_BOUND_NS,
     R_CHUNKED,
+    R_DECODES_NS,
     R_EXEMPT,
     R_HARD_LAG,
     R_HEADROOM,
@@ -38,6 +39,7 @@ class E:
 
     need: int
     decode: bool = False
+    bound: bool = False
     waiting: bool = True
     start: int = 0
     pins: int = 0
@@ -67,6 +69,7 @@ def offer(
     blocks: float = 1e9,
     admission: float = 1e9,
     bound_ns: float = np.inf,
+    decodes_ns: float = np.inf,
     headroom: float = 1.0,
     quantum: int = 16,
     starving: bool = False,
@@ -82,7 +85,7 @@ def offer(
     weight: list[float] | None = None,
 ) -> Filled:
     given = np.zeros(len(entries), ENTRY)
-    for name in ("decode", "waiting", "start", "need", "pins", "copy", "tenant"):
+    for name in ("decode", "bound", "waiting", "start", "need", "pins", "copy", "tenant"):
         given[name] = [getattr(e, name) for e in entries]
     given["row"], given["open"] = np.arange(len(entries)), True
     given["whole"] = [-(-(e.start + e.need) // BLOCK) - -(-e.start // BLOCK) + e.copy for e in entries]
@@ -91,6 +94,7 @@ def offer(
     limits[[L_STARVING, L_SOLE]] = starving, sole
     rules = np.zeros(N_RULES)
     rules[[R_HEADROOM, R_BOUND_NS, R_QUANTUM, R_BLOCK]] = headroom, bound_ns, quantum, BLOCK
+    rules[R_DECODES_NS] = decodes_ns
     rules[[R_CHUNKED, R_STRICT, R_LAG, R_HARD_LAG, R_EXEMPT]] = chunked, strict, lag, hard_lag, exempt
     features, counters = no_features(), np.array(counter or [0.0, 0.0, 0.0])
     weights, more = np.array(weight or [1.0, 1.0, 1.0]), np.zeros(3, np.int32)
@@ -130,6 +134,13 @@ def test_decodes_over_the_bound_pause() -> None:
     done = offer([decode() for _ in range(5)], bound_ns=13.0)
     assert done.chunk == [1, 1, 1, 0, 0]
     assert done.reason[3:] == [Reason.DECODE_BOUND] * 2 and done.short[3] == 1.0
+
+
+def test_a_decode_whose_tbt_binds_pauses_for_the_bare_prediction_only() -> None:
+    binding = [decode(bound=True) for _ in range(5)]
+    done = offer([*binding, E(need=100)], bound_ns=13.0, headroom=1.5, decodes_ns=14.0)
+    assert done.chunk == [1, 1, 1, 1, 0, 0]
+    assert done.reason[4:] == [Reason.DECODE_BOUND, Reason.NO_TIME] and done.short[4] == 1.0
 
 
 def test_alone_something_always_goes() -> None:

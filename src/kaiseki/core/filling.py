@@ -27,8 +27,10 @@ _DECODE_BOUND = int(Reason.DECODE_BOUND)
 _NONE = int(Reason.NONE)
 
 # Places in the float64 vector of rules.
-R_HEADROOM, R_BOUND_NS, R_QUANTUM, R_BLOCK, R_CHUNKED, R_STRICT, R_LAG, R_HARD_LAG, R_EXEMPT = range(9)
-N_RULES = 9
+R_HEADROOM, R_BOUND_NS, R_DECODES_NS, R_QUANTUM, R_BLOCK, R_CHUNKED, R_STRICT, R_LAG, R_HARD_LAG, R_EXEMPT = (
+    range(10)
+)
+N_RULES = 10
 
 
 @inlined
@@ -48,7 +50,11 @@ def _least(counter: F64, more: I32, deep: I64, rows_left: bool, first: int, last
 
 @inlined
 def _decode_fits(entry: Record, features: F64, planes: F64, rules: F64, limits: F64) -> bool:
-    """Grant a decode its token, or leave it with the reason. A granted one is in `features`."""
+    """Grant a decode its token, or leave it with the reason. A granted one is in `features`.
+
+    One whose TBT bounds the slot pauses only where the bare prediction says that its token would be late:
+    the headroom guards against what might happen, and pausing makes the gap late for certain.
+    """
     context = float(entry["start"] + 1)
     if limits[L_TOKENS] < 1:
         entry["reason"] = _NO_TOKENS
@@ -61,7 +67,10 @@ def _decode_fits(entry: Record, features: F64, planes: F64, rules: F64, limits: 
         return False
     alone = features[F_SLOT] == 0.0
     add_decode(features, context)
-    over = predict_ns(planes, features) * rules[R_HEADROOM] - rules[R_BOUND_NS]
+    if entry["bound"]:
+        over = predict_ns(planes, features) - rules[R_DECODES_NS]
+    else:
+        over = predict_ns(planes, features) * rules[R_HEADROOM] - rules[R_BOUND_NS]
     if alone or over <= 0.0:
         entry["chunk"] = 1
         entry["reason"] = _SELECTED

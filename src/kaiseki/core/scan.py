@@ -36,7 +36,7 @@ have. OLDEST: the running row that was admitted first, or NO_ROW."""
 N_COUNTS = 8
 
 LAST_CHANCE = 0.8
-"""Part of its allowance that a slot may use when one more late gap loses the request."""
+"""Part of its allowance that prefills may make use of when one more late gap loses the request."""
 
 
 @inlined
@@ -87,10 +87,7 @@ def allowance_ns(records: Records, r: int, now: int, decode_ns: float) -> float:
     tbt = row["tbt_ns"]
     slack = float(row["last_token_ns"] + tbt - now)
     in_time = row["inflight_slot"] < 0 and row["outputs"] > 0 and slack > decode_ns
-    allowance = min(slack, float(tbt)) if in_time else float(tbt)
-    if row["late_gaps"] >= allowed_late_gaps(row["max_tokens"]):
-        allowance *= LAST_CHANCE
-    return allowance
+    return min(slack, float(tbt)) if in_time else float(tbt)
 
 
 @kernel
@@ -107,11 +104,14 @@ def scan_running(
     champion: int,
     found: Records,
     counts: I64,
-) -> float:
-    """Fill `found`, parallel to `rows`, and `counts`. Returns the tightest allowance of a decode, ns."""
+) -> tuple[float, float]:
+    """Fill `found`, parallel to `rows`, and `counts`.
+
+    Returns the tightest allowance of a decode, ns, with `LAST_CHANCE` and without.
+    """
     counts[:] = 0
     counts[OLDEST] = NO_ROW
-    tightest = np.inf
+    tightest, bare = np.inf, np.inf
     for i in range(rows.size):
         r = rows[i]
         row = records[r]
@@ -132,7 +132,11 @@ def scan_running(
             if row["tbt_ns"] < NEVER_NS and not lost and not row["demoted"]:
                 kind = BOUND_DECODE
                 counts[N_BOUND] += 1
-                tightest = min(tightest, allowance_ns(records, r, now, decode_ns))
+                allowance = allowance_ns(records, r, now, decode_ns)
+                bare = min(bare, allowance)
+                if row["late_gaps"] >= allowed_late_gaps(row["max_tokens"]):
+                    allowance *= LAST_CHANCE
+                tightest = min(tightest, allowance)
         else:
             kind = PREFILL
             counts[N_PREFILLS] += 1
@@ -148,7 +152,7 @@ def scan_running(
         one["kind"] = kind
         one["need"] = left
         one["lost"] = lost
-    return tightest
+    return tightest, bare
 
 
 @dataclass(slots=True)
@@ -158,12 +162,14 @@ class Scan:
     Attributes:
         found: FOUND[n].
         counts: int64[N_COUNTS].
-        tightest_ns: the tightest allowance of a decode with a TBT, ns; infinite without any.
+        tightest_ns: how long the slot may last for the decodes' TBT, ns; infinite without any.
+        bare_ns: the same without the margin for those that may not be late once more.
     """
 
     found: Records
     counts: I64
     tightest_ns: float
+    bare_ns: float
 
     @property
     def rows(self) -> I32:
@@ -185,7 +191,7 @@ def scan(
     rows = table.running_rows()
     found: Records = np.empty(rows.size, FOUND)
     counts: I64 = np.empty(N_COUNTS, np.int64)
-    tightest = scan_running(
+    bounds = scan_running(
         table.records, rows, now, placeholders, gives_up, *rates, block, champion, found, counts
     )
-    return Scan(found, counts, tightest)
+    return Scan(found, counts, *bounds)

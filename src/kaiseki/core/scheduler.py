@@ -380,6 +380,7 @@ class Scheduler:
             [
                 headroom,
                 bound_ns,
+                found.bare_ns if p.time_bound else np.inf,
                 s.quantum_tokens,
                 self.kv.block_tokens,
                 p.chunked,
