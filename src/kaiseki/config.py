@@ -41,6 +41,7 @@ TIER_STEP = 100
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+Pause = Annotated[float, Field(ge=0, le=30_000)]  # so short that waiting is no stall yet
 Limit = Annotated[int, Field(ge=0)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[\w.\-]+$")]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -104,8 +105,8 @@ class Engine(Section):
     pipeline_depth: Annotated[int, Field(ge=0, le=1)] = 1
     max_context: Count | None = None
     max_retries: Annotated[int, Field(ge=0, le=100)] = 2
-    backoff_ms: Annotated[float, Field(ge=0)] = 50.0
-    backoff_max_ms: Annotated[float, Field(ge=0)] = 2000.0
+    backoff_ms: Pause = 50.0
+    backoff_max_ms: Pause = 2000.0
     failing_steps: Limit = 5
     probe_s: Positive = 1.0
     own_process: bool = True
