@@ -36,9 +36,10 @@ class Broken:
         life, table = self.bench.scheduler.life, self.bench.scheduler.table
         for i, row in enumerate(result.rows.tolist()):
             name = life.names.get(row, "")
-            if table.epoch[row] != result.epochs[i] or not self.hits(name):
+            if not self.hits(name):
                 continue
-            self.tries.setdefault(name, []).append(result.started_ns)
+            if table.epoch[row] == result.epochs[i]:  # else it was in flight when the chunk before it failed
+                self.tries.setdefault(name, []).append(result.started_ns)
             if result.new_tokens[i]:
                 result.token_ids = np.delete(result.token_ids, int(result.new_tokens[:i].sum()))
             result.new_tokens[i], result.finish[i] = 0, 0
@@ -159,8 +160,9 @@ def failing(bench: Bench, requests: int = 5) -> Broken:
     return broken
 
 
-def test_after_so_many_failed_steps_new_requests_are_refused_and_health_says_so() -> None:
-    bench = Bench("fcfs", recovery=Recovery(failing_steps=5, probe_s=2.0), probe=probe)
+@pytest.mark.parametrize("depth", [0, 1])
+def test_after_so_many_failed_steps_new_requests_are_refused_and_health_says_so(depth: int) -> None:
+    bench = Bench("fcfs", depth, recovery=Recovery(failing_steps=5, probe_s=2.0), probe=probe)
     broken = failing(bench, 4)
     assert bench.driver.health().ok, "four are not five"
     failing_now = bench.submit(job("fifth", 40, 6))
