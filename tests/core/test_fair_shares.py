@@ -69,7 +69,7 @@ class Books:
         def watched(entries: np.ndarray, waiting: np.ndarray, limits: np.ndarray) -> None:
             settle(entries, waiting, limits)
             flags = np.zeros((3, fair.lane_counter.size), np.bool_)
-            note_wants(entries, waiting, limits, flags)
+            note_wants(entries, waiting, limits, flags, np.zeros((3, fair.counter.size), np.bool_))
             self._look(fair, flags[UNMET])
 
         def measured(result: object) -> object:

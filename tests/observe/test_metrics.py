@@ -9,6 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kaiseki.core.applying import TOKEN
+from kaiseki.core.lifecycle import Ending
 from kaiseki.core.reasons import Finish, Outcome, Reason
 from kaiseki.observe.exposition import expose
 from kaiseki.observe.metrics import GAP_S, Bins
@@ -43,20 +44,14 @@ def apply(bins: Bins, gaps: np.ndarray, tenant: np.ndarray, cls: np.ndarray) -> 
 
 
 def end(bins: Bins, outcome: Outcome, *, finish: Finish = Finish.NONE, reason: Reason = Reason.NONE) -> None:
-    bins.on_end(
-        tenant=i32(0),
-        cls=i32(0),
-        outcome=i32(outcome),
-        finish=i32(finish),
-        reason=i32(reason),
-        attained=np.array([outcome == Outcome.COMPLETED]),
-        demoted=np.array([False]),
-        e2e_s=np.array([1.2]),
-        queue_s=np.array([-1.0 if outcome == Outcome.REFUSED else 0.4]),
-        prompt_tokens=np.array([100]),
-        cached_tokens=np.array([32]),
-        output_tokens=np.array([7]),
-    )
+    refused = outcome == Outcome.REFUSED
+    ending = Ending(
+        request_id="r", row=0, seq=0, tenant=0, cls=0, outcome=outcome, finish=finish, reason=reason,
+        attained=outcome == Outcome.COMPLETED, demoted=False, arrival_ns=10**9,
+        admitted_ns=-1 if refused else 14 * 10**8, first_token_ns=-1, ended_ns=22 * 10**8, prompt=100,
+        outputs=7, cached=32, preemptions=0, recomputed=0, late_gaps=0, service_ns=0.0,
+    )  # fmt: skip
+    bins.on_end([ending])
 
 
 @pytest.fixture
@@ -130,7 +125,7 @@ def test_slots_and_load(bins: Bins) -> None:
         prefix_queried=64,
         prefix_hit=16,
         cutoffs=[Reason.NO_KV, Reason.NO_KV],
-        preempted=i32(Reason.PURCHASED),
+        preempted=[Reason.PURCHASED],
     )
     bins.set_fairness(np.array([1.5, 2.5]), gap=1.0, bound=4.0)
     samples = read(bins)

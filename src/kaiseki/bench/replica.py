@@ -22,7 +22,7 @@ from kaiseki.core.requests import NEVER_NS, OnLate, Request, ServiceClass
 from kaiseki.core.scheduler import Scheduler
 from kaiseki.core.settings import SchedulerSettings
 from kaiseki.cost.online import OnlineLinear
-from kaiseki.engines.reporting import report_endings, report_slot, report_step
+from kaiseki.engines.reporting import report_endings, report_slot, report_step, write_keys
 from kaiseki.memory.hashing import DIGEST_BYTES, chain_hashes
 from kaiseki.memory.pool import BlockPool
 from kaiseki.observe.history import History, Story
@@ -111,6 +111,7 @@ class Replica:
         self.bins = Bins()
         self._random = np.random.default_rng(seed)
         self._ids = count()
+        self._opened: list[tuple[int, Story]] = []
 
     # ------------------------------------------------------------------ requests
 
@@ -129,6 +130,7 @@ class Replica:
         """As the driver does: digests of its blocks, the core, the story for `explain`, labels."""
         for arrival in arrivals:
             self._submit(*arrival)
+        write_keys(self.scheduler, self._opened)
 
     def _submit(self, prompt: I32, cls: ServiceClass, tenant: str, arrival_ns: int) -> None:
         s = self.scheduler
@@ -145,8 +147,9 @@ class Replica:
         if refusal is not None:
             raise RuntimeError(f"the load does not fit the pool: {refusal}")
         row = s.life.ids[request.id]
-        key = float(s.waiting.keys(np.array([row], np.int32))[0])
-        self.history.opened(Story(request, int(s.table.seq[row]), int(s.table.tenant[row]), key))
+        story = Story(request, int(s.table.seq[row]), int(s.table.tenant[row]))
+        self.history.opened(story)
+        self._opened.append((row, story))
         self.bins.set_names(s.fairness.names, [c.name for c in s.life.classes])
 
     # ------------------------------------------------------------------ slots

@@ -105,6 +105,20 @@ def take_results(
     return n_done, n_gaps
 
 
+@kernel
+def find_ended(records: Records, rows: I32, became: I8, finish: I8, out: I32) -> int:
+    """Places of rows that worked and are done: the engine says so, or they have all tokens they may have."""
+    n = 0
+    for i in range(rows.size):
+        if became[i] < WORKED or became[i] > LATER:
+            continue
+        row = records[rows[i]]
+        if finish[i] != 0 or row["outputs"] >= row["max_tokens"]:
+            out[n] = i
+            n += 1
+    return n
+
+
 def apply_step(life: Lifecycle, flight: InFlight, result: StepResult) -> Applied:
     """Take in what a step did. Results of rows that were preempted or ended meanwhile are dropped."""
     t, d, r = life.table, flight.decision, result
@@ -135,11 +149,9 @@ def apply_step(life: Lifecycle, flight: InFlight, result: StepResult) -> Applied
 
 
 def _end_finished(life: Lifecycle, became: I8, result: StepResult) -> None:
-    t, rows = life.table, result.rows
-    worked = (became >= WORKED) & (became <= LATER)
-    ended = np.flatnonzero(
-        worked & ((result.finish != Finish.NONE) | (t.outputs[rows] >= t.max_tokens[rows]))
-    )
+    rows = result.rows
+    ended = np.empty(rows.size, np.int32)
+    ended = ended[: find_ended(life.table.records, rows, became, result.finish, ended)]
     if ended.size:
         finishes = [Finish(f) or Finish.LENGTH for f in result.finish[ended].tolist()]
         life.end_all(rows[ended], Outcome.COMPLETED, Reason.NONE, result.ended_ns, finishes)

@@ -19,8 +19,11 @@ UNMET, BLOCKED, SERVED = range(3)
 
 
 @kernel
-def note_wants(entries: Records, waiting: I64, limits: F64, out: Bool) -> None:
-    """Mark in `out` (bool[3, tenants * LANES]) who could have used more time, lacked room, was served."""
+def note_wants(entries: Records, waiting: I64, limits: F64, out: Bool, tenants: Bool) -> None:
+    """Mark who could have used more time, lacked room, was served.
+
+    `out`: bool[3, tenants * LANES]; `tenants`: bool[3, tenants], whether any of their lanes did.
+    """
     for g in range(waiting.size):
         if waiting[g] > 0:
             out[UNMET if limits[L_ROWS] >= 1.0 and limits[L_BLOCKS] >= 1.0 else BLOCKED, g] = True
@@ -31,6 +34,10 @@ def note_wants(entries: Records, waiting: I64, limits: F64, out: Bool) -> None:
             out[SERVED, group] = True
         if entry["chunk"] < entry["need"]:
             out[BLOCKED if is_blocked(entry, limits) else UNMET, group] = True
+    for what in range(3):
+        for g in range(out.shape[1]):
+            if out[what, g]:
+                tenants[what, g // LANES] = True
 
 
 @kernel
@@ -62,6 +69,49 @@ def charge(group: int, ns: float, counter: F64, weight: F64, lane_counter: F64) 
     share = ns / weight[tenant]
     counter[tenant] += share
     lane_counter[group] += share / LANE_WEIGHT[group % LANES]
+
+
+@kernel
+def lift(counter: F64, claims: Bool, floor: F64, width: int, out: F64) -> None:
+    """The counters, those without a claim at least at their floor; `width` of them share one."""
+    for g in range(counter.size):
+        out[g] = counter[g] if claims[g] else max(counter[g], floor[g // width])
+
+
+@kernel
+def mark_ahead(lanes: F64, waiting: I64, lag: float, out: Bool) -> None:
+    """See `Fairness.lanes_ahead`."""
+    for first in range(0, waiting.size, LANES):
+        least = np.inf
+        for g in range(first, first + LANES):
+            if waiting[g] > 0:
+                least = min(least, lanes[g])
+        for g in range(first, first + LANES):
+            out[g] = lanes[g] - least > lag
+
+
+@kernel
+def widest_gap(counter: F64, open_requests: I32, claims: Bool) -> float:
+    """How far the one furthest ahead of those with requests is before the least that has a claim."""
+    most, least = -np.inf, np.inf
+    for t in range(counter.size):
+        if open_requests[t] > 0:
+            most = max(most, counter[t])
+        if claims[t]:
+            least = min(least, counter[t])
+    return max(0.0, most - least) if least < np.inf and most > -np.inf else 0.0
+
+
+@kernel
+def leave(open_requests: I32, tenants: I32) -> int:
+    """Count the endings of requests of these tenants; the last of them that has none left, or -1."""
+    for i in range(tenants.size):
+        open_requests[tenants[i]] -= 1
+    gone = -1
+    for i in range(tenants.size):
+        if open_requests[tenants[i]] == 0:
+            gone = tenants[i]
+    return gone
 
 
 class Fairness:
@@ -145,10 +195,9 @@ class Fairness:
 
     def closed(self, tenants: I32) -> None:
         """Requests of these tenants (int32[n], with repetition) ended."""
-        np.subtract.at(self.open_requests, tenants, 1)
-        gone = tenants[self.open_requests[tenants] == 0]
-        if gone.size:
-            self._last_to_leave = int(gone[-1])
+        gone = leave(self.open_requests, np.ascontiguousarray(tenants))
+        if gone >= 0:
+            self._last_to_leave = gone
 
     def count_tokens(self, tenants: I32, tokens: I32, each: float) -> None:
         """Charge tokens (int32[n]), so much for each, to tenants (int32[n], with repetition)."""
@@ -159,14 +208,21 @@ class Fairness:
 
         Who has no claim from before compares as if it had been lifted already; see `settle`.
         """
-        lifted = np.maximum(self.counter, self.floor[0])
-        tenants: F64 = np.where(self.claims, self.counter, lifted)
-        lanes: F64 = np.where(
-            self.lane_claims,
-            self.lane_counter,
-            np.maximum(self.lane_counter, np.repeat(self.lane_floor, LANES)),
-        )
+        tenants, lanes = np.empty(self.counter.size), np.empty(self.lane_counter.size)
+        lift(self.counter, self.claims, self.floor, self.counter.size, tenants)
+        lift(self.lane_counter, self.lane_claims, self.lane_floor, LANES, lanes)
         return tenants, lanes
+
+    def lanes_ahead(self, waiting: I64) -> Bool | None:
+        """bool[tenants * LANES]: lanes further ahead than L of the least of their tenant's that wait.
+
+        `waiting`: int64[tenants * LANES], requests that wait. None while there is no L.
+        """
+        if self.lag_ns <= 0:
+            return None
+        ahead = np.empty(waiting.size, np.bool_)
+        mark_ahead(self.comparable()[1], waiting, self.lag_ns, ahead)
+        return ahead
 
     def settle(self, entries: Records, waiting: I64, limits: F64) -> None:
         """Close the books of a slot: who wanted more than it got can claim it later, nobody else can.
@@ -181,9 +237,9 @@ class Fairness:
             waiting: int64[tenants * LANES], requests that wait.
             limits: float64[N_LIMITS], what the slot left.
         """
-        lanes = np.zeros((3, self.lane_counter.size), np.bool_)
-        note_wants(entries, waiting, limits, lanes)
-        tenants: Bool = np.any(lanes.reshape(3, -1, LANES), axis=2)
+        lanes: Bool = np.zeros((3, self.lane_counter.size), np.bool_)
+        tenants: Bool = np.zeros((3, self.counter.size), np.bool_)
+        note_wants(entries, waiting, limits, lanes, tenants)
         settle_books(self.counter, self.claims, tenants, self.floor, self.counter.size)
         settle_books(self.lane_counter, self.lane_claims, lanes, self.lane_floor, LANES)
 
@@ -197,7 +253,4 @@ class Fairness:
 
     def gap_ns(self) -> float:
         """How far the tenant furthest ahead is before the least of those that want more, ns per weight."""
-        busy = self.open_requests > 0
-        if not self.claims.any() or not busy.any():
-            return 0.0
-        return float(max(0.0, self.counter[busy].max() - self.counter[self.claims].min()))
+        return widest_gap(self.counter, self.open_requests, self.claims)

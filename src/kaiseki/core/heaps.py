@@ -88,11 +88,11 @@ def push_rows(
 @njit
 def remove_row(
     links: I32, rank: I32, key: F64, seq: I64, queue: I32, roots: I32, sizes: I64, row: int
-) -> None:
-    """Take one row out of whatever queue it is in; a row in none is left alone."""
+) -> bool:
+    """Take one row out of whatever queue it is in; a row in none is left alone. Whether it was in one."""
     q = queue[row]
     if q < 0:
-        return
+        return False
     up = links[2, row]
     heir = _merge(links, rank, key, seq, links[0, row], links[1, row])
     if up < 0:
@@ -104,15 +104,18 @@ def remove_row(
         _restore(links, rank, up, True)
     queue[row] = NIL
     sizes[q] -= 1
+    return True
 
 
 @njit
 def remove_rows(
     links: I32, rank: I32, key: F64, seq: I64, queue: I32, roots: I32, sizes: I64, rows: I32
-) -> None:
-    """Take rows out of whatever queues they are in."""
+) -> int:
+    """Take rows out of whatever queues they are in. Returns how many were in one."""
+    count = 0
     for i in range(rows.size):
-        remove_row(links, rank, key, seq, queue, roots, sizes, rows[i])
+        count += remove_row(links, rank, key, seq, queue, roots, sizes, rows[i])
+    return count
 
 
 @njit
@@ -202,6 +205,7 @@ class HeapSet:
         self.seq: I64 = np.zeros(capacity, np.int64)
         self.roots: I32 = np.full(queues, NIL, np.int32)
         self.sizes: I64 = np.zeros(queues, np.int64)
+        self._count = 0
 
     def ensure_queues(self, queues: int) -> None:
         """Make room for queue numbers below `queues`."""
@@ -224,21 +228,22 @@ class HeapSet:
         return row < self._queue.size and bool(self._queue[row] >= 0)
 
     def __len__(self) -> int:
-        return int(self.sizes.sum())
+        return self._count
 
     def push(self, rows: I32, queues: I32, keys: F64, seqs: I64) -> None:
         """Put rows, which are in no queue of this set, into their queues."""
         self.key[rows] = keys
         self.seq[rows] = seqs
-        push_rows(*self._arrays(), rows, queues)
+        self.push_back(rows, queues)
 
     def push_back(self, rows: I32, queues: I32) -> None:
         """Return popped rows under the keys they had."""
         push_rows(*self._arrays(), rows, queues)
+        self._count += rows.size
 
     def remove(self, rows: I32) -> None:
         """Take rows out of their queues; those in none are left alone."""
-        remove_rows(*self._arrays(), rows)
+        self._count -= remove_rows(*self._arrays(), rows)
 
     def pop(self, limit: int, quota: I32, width: int = 1, skip: Bool | None = None) -> I32:
         """Pop up to `limit` rows in order; at most `quota[g]` (used up) from the g-th `width` queues.
@@ -247,12 +252,16 @@ class HeapSet:
         """
         out, heads = np.empty(limit, np.int32), np.empty(self.roots.size, np.int32)
         skipped = np.zeros(self.roots.size, np.bool_) if skip is None else skip
-        return out[: pop_best(*self._arrays(), width, quota, skipped, heads, out)]
+        taken = pop_best(*self._arrays(), width, quota, skipped, heads, out)
+        self._count -= taken
+        return out[:taken]
 
     def pop_due(self, due: float, limit: int) -> I32:
         """Pop up to `limit` rows of queue 0 with keys below `due`."""
         out = np.empty(limit, np.int32)
-        return out[: pop_due(*self._arrays(), due, out)]
+        taken = pop_due(*self._arrays(), due, out)
+        self._count -= taken
+        return out[:taken]
 
     def _arrays(self) -> tuple[I32, I32, F64, I64, I32, I32, I64]:
         return self._links, self._rank, self.key, self.seq, self._queue, self.roots, self.sizes

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from kaiseki.core.decision import F64, I32, I64, Bool
+from kaiseki.core.decision import F64, I64
+from kaiseki.core.jit import inlined
 
 SMALLEST = 64
 """Tokens up to which all requests are in the first lane."""
@@ -23,12 +24,15 @@ LANE_WEIGHT: F64 = np.ones(LANES)
 LANE_WEIGHT[DEMOTED_LANE] = DEMOTED_SHARE
 
 
-def lanes_of(uncached: I32, demoted: Bool) -> I32:
-    """int32[n]: the lane of each request with so many tokens to compute."""
-    steps = np.ceil(np.log2(np.maximum(uncached, 1) / SMALLEST))
-    lanes = np.clip(steps, 0, LONG_LANE).astype(np.int32)
-    lanes[demoted] = DEMOTED_LANE
-    return lanes
+@inlined
+def lane_of(uncached: int, demoted: bool) -> int:
+    """The lane of a request with so many tokens to compute."""
+    if demoted:
+        return DEMOTED_LANE
+    lane, most = 0, SMALLEST
+    while uncached > most and lane < LONG_LANE:
+        lane, most = lane + 1, 2 * most
+    return lane
 
 
 def per_tenant(by_group: I64) -> I64:

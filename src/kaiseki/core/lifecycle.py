@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kaiseki.core.decision import F64, I32
+from kaiseki.core.decision import F64, I32, Bool
 from kaiseki.core.fairness import Fairness
 from kaiseki.core.jit import kernel
 from kaiseki.core.pace import Pace
@@ -120,8 +120,15 @@ class Lifecycle:
                     self.slot, now, t.seq[rows], Event.PASSED_OVER, held, other=int(t.seq[parent])
                 )
                 return row
-        self.enqueue(rows)
+        t.state[row] = State.WAITING
+        self.waiting.arrive(row, request.prompt_tokens)
         return row
+
+    def enqueue_arrivals(self) -> None:
+        """Queue what has been opened: together, since many cost little more than one."""
+        rows = self.waiting.take_arrivals()
+        if rows.size:
+            self.enqueue(rows)
 
     def view(self, rows: I32, uncached: I32 | None = None) -> View:
         """A policy's view of rows; `uncached` defaults to all that is known and not computed."""
@@ -223,20 +230,20 @@ class Lifecycle:
         t = self.table
         if rows.size == 0:
             return
-        for i, row in enumerate(rows.tolist()):
-            finish = finishes[i] if finishes else Finish.NONE
-            self.endings.append(self._ending(row, outcome, reason, now, finish))
+        self.enqueue_arrivals()
+        ended: Records = t.records[rows]
+        self._note_endings(rows, ended, outcome, reason, now, finishes)
         self.trace.note(
-            self.slot, now, t.seq[rows], _EVENT_OF[outcome], reason, t.outputs[rows].astype(np.float64)
+            self.slot, now, ended["seq"], _EVENT_OF[outcome], reason, ended["outputs"].astype(np.float64)
         )
-        states = t.state[rows]
-        self.waiting.take(rows[states == State.WAITING])
-        running = rows[states == State.RUNNING]
+        running = rows[ended["state"] == State.RUNNING]
+        if running.size < rows.size:
+            self.waiting.take(rows[ended["state"] == State.WAITING])
         if running.size:
             self.stop(running, State.FREE)
         t.state[rows] = State.FREE
         self._leave_forks(rows, now)
-        self.fairness.closed(t.tenant[rows])
+        self.fairness.closed(ended["tenant"])
         for row in rows.tolist():
             self.kv.forget(row)
             del self.ids[self.names.pop(row)]
@@ -258,15 +265,6 @@ class Lifecycle:
             if t.confirmed[parent] >= t.prompt[parent]:
                 self._let_go(children, now)
 
-    def attained(self, row: int, now: int) -> bool:
-        """Whether a completed row met its SLO (TTFT, share of late gaps, deadline)."""
-        t = self.table
-        in_time = t.first_token_ns[row] - t.arrival_ns[row] <= t.ttft_ns[row]
-        steady = t.late_gaps[row] <= allowed_late_gaps(int(t.max_tokens[row]))
-        return bool(
-            in_time and steady and now - t.arrival_ns[row] <= t.deadline_ns[row] and not t.demoted[row]
-        )
-
     def _release_held(self, parent: int, now: int) -> None:
         """Forks of a row that can no longer be shared take the ordinary way."""
         children = self._held.pop(parent, [])
@@ -280,31 +278,49 @@ class Lifecycle:
             self.trace.note(self.slot, now, self.table.seq[held], Event.REKEYED, Reason.NONE)
             self.enqueue(held)
 
-    def _ending(self, row: int, outcome: Outcome, reason: Reason, now: int, finish: Finish) -> Ending:
-        t = self.table
-        return Ending(
-            request_id=self.names[row],
-            row=row,
-            seq=int(t.seq[row]),
-            tenant=int(t.tenant[row]),
-            cls=int(t.cls[row]),
-            outcome=outcome,
-            finish=finish,
-            reason=reason,
-            attained=outcome == Outcome.COMPLETED and self.attained(row, now),
-            demoted=bool(t.demoted[row]),
-            arrival_ns=int(t.arrival_ns[row]),
-            admitted_ns=int(t.admitted_ns[row]),
-            first_token_ns=int(t.first_token_ns[row]),
-            ended_ns=now,
-            prompt=int(t.prompt[row]),
-            outputs=int(t.outputs[row]),
-            cached=int(t.cached[row]),
-            preemptions=int(t.preemptions[row]),
-            recomputed=int(t.recomputed[row]),
-            late_gaps=int(t.late_gaps[row]),
-            service_ns=float(t.service_ns[row]),
-        )
+    def _note_endings(
+        self,
+        rows: I32,
+        ended: Records,
+        outcome: Outcome,
+        reason: Reason,
+        now: int,
+        finishes: Sequence[Finish],
+    ) -> None:
+        """Write down how these rows end; `ended` are their records."""
+        attained = np.zeros(rows.size, np.bool_)
+        if outcome == Outcome.COMPLETED:
+            find_attained(ended, now, attained)
+        columns = [ended[name].tolist() for name in _IN_ENDING]
+        given = finishes or [Finish.NONE] * rows.size
+        for row, met, finish, seq, tenant, cls, *rest in zip(
+            rows.tolist(), attained.tolist(), given, *columns, strict=True
+        ):
+            demoted, arrival, admitted, first, *counts = rest
+            self.endings.append(
+                Ending(
+                    self.names[row], row, seq, tenant, cls, outcome, finish, reason, met, demoted,
+                    arrival, admitted, first, now, *counts,
+                )
+            )  # fmt: skip
+
+
+_IN_ENDING = (
+    "seq", "tenant", "cls", "demoted", "arrival_ns", "admitted_ns", "first_token_ns", "prompt", "outputs",
+    "cached", "preemptions", "recomputed", "late_gaps", "service_ns",
+)  # fmt: skip
+"""Columns of the table in the order of the fields of `Ending`."""
+
+
+@kernel
+def find_attained(ended: Records, now: int, out: Bool) -> None:
+    """Whether completed requests met their SLOs: TTFT, share of late gaps, deadline."""
+    for i in range(ended.size):
+        row = ended[i]
+        in_time = row["first_token_ns"] - row["arrival_ns"] <= row["ttft_ns"]
+        steady = row["late_gaps"] <= allowed_late_gaps(row["max_tokens"])
+        due = now - row["arrival_ns"] <= row["deadline_ns"]
+        out[i] = in_time and steady and due and not row["demoted"]
 
 
 @kernel

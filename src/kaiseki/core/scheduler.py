@@ -185,6 +185,7 @@ class Scheduler:
             work_limit: most waiting candidates to look at; None for the setting.
         """
         life = self.life
+        life.enqueue_arrivals()
         life.slot += 1
         self._planes = self.cost.planes()
         life.rates = lone_rates(self._planes)
@@ -298,7 +299,9 @@ class Scheduler:
             limit = window if work_limit is None else min(window, work_limit)
         quota = self._quota(tenants, count, limit)
         # Where rows are short, who gets the next one is decided here.
-        skip = self._ahead() if self.policy.fair and limit < len(self.waiting) else None
+        skip = None
+        if self.policy.fair and limit < len(self.waiting):
+            skip = self.fairness.lanes_ahead(self.waiting.by_group())
         new = self._measure(self.waiting.peek(limit, quota, skip))
         looked = new.size
         while self.policy.gives_up:
@@ -317,17 +320,6 @@ class Scheduler:
             looked += more.size
             new = self._measure(np.concatenate([rows[~lost], more]))
         return new
-
-    def _ahead(self) -> Bool | None:
-        """bool[tenants * LANES]: lanes further ahead than L of the least of their tenant's that wait."""
-        lag = self.fairness.lag_ns
-        if lag <= 0:
-            return None
-        groups = self.waiting.by_group()
-        lanes = self.fairness.comparable()[1][: groups.size].reshape(-1, LANES)
-        least = np.min(lanes, axis=1, initial=np.inf, where=groups.reshape(-1, LANES) > 0)
-        ahead: Bool = (lanes - least[:, None] > lag).reshape(-1)
-        return ahead
 
     def _quota(self, tenants: Bool, count: int, limit: int) -> I32:
         """int32[tenants]: how many of each tenant's waiting requests to look at.

@@ -223,6 +223,7 @@ def stop_rows(records: Records, running: I32, places: I32, count: int, rows: I32
 
 
 _NOBODY: F64 = np.empty(0)
+_COLUMNS = frozenset(ROW.names or ())
 
 
 class View:
@@ -257,6 +258,7 @@ class View:
         self._pace = pace_slot_ns, pace_token_ns
         self._tokens = tokens
         self._weights = weights
+        self._taken: Records | None = None
 
     @property
     def lone_ns(self) -> F64:
@@ -286,10 +288,23 @@ class View:
         return weights
 
     @property
+    def pace(self) -> tuple[float, float]:
+        """Ns per step, and per prefill token, under the load of recent slots."""
+        return self._pace
+
+    @property
+    def records(self) -> Records:
+        """ROW[n]: whole records, for compiled functions."""
+        if self._taken is None:  # at once: a few whole rows cost little more than one of their columns
+            self._taken = self._table.records[self.rows]
+        return self._taken
+
+    @property
     def running(self) -> int:
         """How many requests run, in this view or not."""
         return self._table.running_count
 
     def __getattr__(self, name: str) -> npt.NDArray[Any]:
-        column = getattr(self._table, name)
-        return column[self.rows]  # type: ignore[no-any-return]
+        if name not in _COLUMNS:
+            raise AttributeError(f"a request has no {name!r}")
+        return self.records[name]

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kaiseki.core.decision import F64, I32, I64, Cutoff
+from kaiseki.core.decision import F64, I64, Cutoff
+from kaiseki.core.jit import kernel
 from kaiseki.core.reasons import Event, Reason
 
 RECORD = np.dtype(
@@ -40,6 +41,29 @@ CUT = np.dtype(
 )
 
 
+@kernel
+def write_notes(
+    out: npt.NDArray[np.void],
+    slot: int,
+    now: int,
+    seqs: I64,
+    event: int,
+    reason: int,
+    amounts: F64,
+    other: int,
+) -> None:
+    """Write one record per request; the last of `amounts` holds for all that follow."""
+    for i in range(seqs.size):
+        record = out[i]
+        record["slot"] = slot
+        record["t_ns"] = now
+        record["seq"] = seqs[i]
+        record["event"] = event
+        record["reason"] = reason
+        record["other"] = other
+        record["amount"] = amounts[min(i, amounts.size - 1)]
+
+
 class Trace:
     """Records since the last drain. Grows when a slot touches more than there is room for."""
 
@@ -55,17 +79,16 @@ class Trace:
         now: int,
         seqs: I64,
         event: Event,
-        reason: Reason | I32,
+        reason: Reason,
         amount: float | F64 = 0.0,
-        other: int | I64 = -1,
+        other: int = -1,
     ) -> None:
-        """Add one record per request in `seqs`."""
+        """Add one record per request in `seqs`; `amount` may differ from one to the next."""
         n = seqs.size
         if n == 0:
             return
-        part = self.room(n)
-        part["slot"], part["t_ns"], part["seq"] = slot, now, seqs
-        part["event"], part["reason"], part["amount"], part["other"] = event, reason, amount, other
+        amounts = amount if isinstance(amount, np.ndarray) else np.array([amount], np.float64)
+        write_notes(self.room(n), slot, now, seqs, int(event), int(reason), amounts, other)
         self._count += n
 
     def room(self, n: int) -> npt.NDArray[np.void]:

@@ -34,7 +34,7 @@ from kaiseki.core.table import State
 from kaiseki.engines.clock import Clock, MonotonicClock
 from kaiseki.engines.inbox import Inbox, Post
 from kaiseki.engines.recovery import Breaker, Recovery
-from kaiseki.engines.reporting import report_endings, report_load, report_slot, report_step
+from kaiseki.engines.reporting import report_endings, report_load, report_slot, report_step, write_keys
 from kaiseki.engines.status import Health, state_of
 from kaiseki.engines.updates import Sink, Update
 from kaiseki.observe.explain import explain
@@ -100,6 +100,7 @@ class Driver:
         self._inbox = Inbox()
         self._sessions: dict[int, _Session] = {}
         self._resting: dict[int, int] = {}  # rows that back off -> until when
+        self._unkeyed: list[tuple[int, Story]] = []
         self._lock = threading.Lock()
         self._wake = self._inbox.changed
         self._thread: threading.Thread | None = None
@@ -310,6 +311,7 @@ class Driver:
             self._ask_engine(now)
             if self._resting:
                 self._wake_up(now)
+            write_keys(self.scheduler, self._unkeyed)
             if not self._sessions:
                 self._emit_endings(self.scheduler.take_endings(), {})
                 self.history.note(self.scheduler.trace.drain()[0])
@@ -422,9 +424,10 @@ class Driver:
             return
         row = s.life.ids[request.id]
         session = self._sessions[row] = _Session(request, sink, retries)
-        queued = s.table.state[row] == State.WAITING  # a fork that is held back has no key yet
-        key = float(s.waiting.keys(np.array([row], np.int32))[0]) if queued else 0.0
-        self.history.opened(Story(request, int(s.table.seq[row]), int(s.table.tenant[row]), key))
+        story = Story(request, int(s.table.seq[row]), int(s.table.tenant[row]))
+        self.history.opened(story)
+        if s.table.state[row] == State.WAITING:  # a fork that is held back has no key yet
+            self._unkeyed.append((row, story))
         self.metrics.set_names(s.fairness.names, [c.name for c in s.life.classes])
         try:
             self.engine.open(row, work)

@@ -10,6 +10,7 @@ from kaiseki.core.decision import Cutoff, Decision
 from kaiseki.core.lifecycle import Ending
 from kaiseki.core.reasons import Event
 from kaiseki.core.scheduler import Scheduler
+from kaiseki.observe.history import Story
 from kaiseki.observe.metrics import Bins
 
 
@@ -23,6 +24,7 @@ def report_slot(
 ) -> None:
     """One decision: its cost, what it computes, how things stand after it."""
     t, kv = scheduler.table, scheduler.kv
+    stopped = records["reason"][records["event"] == Event.PREEMPTED] if decision.preempted.size else ()
     decodes = int(np.count_nonzero(decision.samples))
     bins.on_slot(
         decide_s=decide_ns / 1e9,
@@ -36,10 +38,20 @@ def report_slot(
         prefix_queried=scheduler.life.prefix_queried,
         prefix_hit=scheduler.life.prefix_hit,
         cutoffs=[int(c.reason) for c in cutoffs],
-        preempted=records["reason"][records["event"] == Event.PREEMPTED] if decision.preempted.size else (),
+        preempted=[int(reason) for reason in stopped],
     )
     fairness = scheduler.fairness
     bins.set_fairness(fairness.counter / 1e9, fairness.gap_ns() / 1e9, fairness.hard_lag_ns / 1e9)
+
+
+def write_keys(scheduler: Scheduler, opened: list[tuple[int, Story]]) -> None:
+    """Complete the stories of requests (row, story) that came since the last call with their keys."""
+    if opened:
+        scheduler.life.enqueue_arrivals()
+        keys = scheduler.waiting.keys(np.array([row for row, _ in opened], np.int32))
+        for (_, story), key in zip(opened, keys.tolist(), strict=True):
+            story.key = key
+        opened.clear()
 
 
 def report_load(bins: Bins, scheduler: Scheduler, waiting: int) -> None:
@@ -55,20 +67,5 @@ def report_step(bins: Bins, applied: Applied, took_ns: int) -> None:
 
 def report_endings(bins: Bins, endings: list[Ending]) -> None:
     """Requests that ended."""
-    if not endings:
-        return
-    e = endings
-    bins.on_end(
-        tenant=np.array([x.tenant for x in e], np.int32),
-        cls=np.array([x.cls for x in e], np.int32),
-        outcome=np.array([x.outcome for x in e], np.int32),
-        finish=np.array([x.finish for x in e], np.int32),
-        reason=np.array([x.reason for x in e], np.int32),
-        attained=np.array([x.attained for x in e], np.bool_),
-        demoted=np.array([x.demoted for x in e], np.bool_),
-        e2e_s=np.array([(x.ended_ns - x.arrival_ns) / 1e9 for x in e]),
-        queue_s=np.array([(x.admitted_ns - x.arrival_ns) / 1e9 if x.admitted_ns >= 0 else -1.0 for x in e]),
-        prompt_tokens=np.array([x.prompt for x in e], np.int64),
-        cached_tokens=np.array([x.cached for x in e], np.int64),
-        output_tokens=np.array([x.outputs for x in e], np.int64),
-    )
+    if endings:
+        bins.on_end(endings)

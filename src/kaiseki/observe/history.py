@@ -39,10 +39,18 @@ class Ring:
 
     def extend(self, records: npt.NDArray[np.void]) -> None:
         """Append records; the oldest make room."""
-        records = records[-self._data.size :]
-        at = (self._written + np.arange(records.size)) % self._data.size
-        self._data[at] = records
+        size = self._data.size
+        records = records[-size:]
+        at = self._written % size
+        room = min(size - at, records.size)
+        self._data[at : at + room] = records[:room]
+        self._data[: records.size - room] = records[room:]
         self._written += records.size
+
+    def append(self, *fields: float) -> None:
+        """Append one record."""
+        self._data[self._written % self._data.size] = fields
+        self._written += 1
 
     def read(self) -> npt.NDArray[np.void]:
         """A copy of what is kept, oldest first."""
@@ -112,11 +120,10 @@ class History:
 
     def slot(self, slot: int, decided_ns: int, records: npt.NDArray[np.void], cutoffs: list[Cutoff]) -> None:
         """Take in what one decision, or what happened since the last one, left behind."""
-        self.slots.extend(np.array([(slot, decided_ns)], SLOT))
+        self.slots.append(slot, decided_ns)
         self.records.extend(records)
-        if cutoffs:
-            rows = [(c.slot, decided_ns, c.tenant, c.key, c.seq, c.reason, c.short_by) for c in cutoffs]
-            self.cutoffs.extend(np.array(rows, CUTOFF))
+        for c in cutoffs:
+            self.cutoffs.append(c.slot, decided_ns, c.tenant, c.key, c.seq, c.reason, c.short_by)
 
     def note(self, records: npt.NDArray[np.void]) -> None:
         """Take in records that belong to no decision: what a step's result did."""

@@ -17,14 +17,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from kaiseki.core.applying import TOKEN
-from kaiseki.core.decision import F64, I32, I64, Bool
+from kaiseki.core.decision import F64, I64
 from kaiseki.core.jit import kernel
+from kaiseki.core.lifecycle import Ending
 from kaiseki.core.reasons import Finish, Outcome, Reason
 from kaiseki.core.table import Records
 
 OTHER = "other"
 MAX_CLASSES = 16
 FOLD_AFTER = 64
+"""Ended requests that are counted together."""
 SUCCESS = ("stop", "length", "abort", "error", "repetition")
 """vLLM's values of `finished_reason`."""
 
@@ -148,7 +150,8 @@ class Bins:
         self.errors = np.zeros(2, np.int64)  # chunks that are tried again, chunks that ended their request
         self.failed_steps = 0
         self.totals = np.zeros(4, np.int64)  # prompt, output, prefix queried, prefix hit
-        self._ends: list[tuple[I64, I64, I64, F64]] = []
+        self._ends: list[Ending] = []
+        self._service = np.zeros(0)  # by index in the core
         self.load = Load()
         self._tally(np.empty(0, TOKEN))  # compiles now rather than in the first slot
 
@@ -185,8 +188,8 @@ class Bins:
         kv_total: int,
         prefix_queried: int = 0,
         prefix_hit: int = 0,
-        cutoffs: Sequence[int] | I32 = (),
-        preempted: Sequence[int] | I32 = (),
+        cutoffs: Sequence[int] = (),
+        preempted: Sequence[int] = (),
     ) -> None:
         """One decision: how long it took, what it computes, how things stand after it.
 
@@ -197,12 +200,13 @@ class Bins:
         with self._lock:
             self.decide.add_one(decide_s)
             self.slot_tokens.add_one(prompt_tokens + output_tokens)
-            self.totals[:2] += (prompt_tokens, output_tokens)
-            self.totals[2:] = prefix_queried, prefix_hit
-            if len(cutoffs):
-                np.add.at(self.cutoffs, np.asarray(cutoffs), 1)
-            if len(preempted):
-                np.add.at(self.preempted, np.asarray(preempted), 1)
+            self.totals[0] += prompt_tokens
+            self.totals[1] += output_tokens
+            self.totals[2], self.totals[3] = prefix_queried, prefix_hit
+            for reason in cutoffs:
+                self.cutoffs[reason] += 1
+            for reason in preempted:
+                self.preempted[reason] += 1
         self.set_load(running, waiting, kv_free, kv_live, kv_total)
 
     def on_errors(self, retried: int, failed: int, whole_step: bool) -> None:
@@ -223,46 +227,34 @@ class Bins:
         All in card-seconds per unit of weight.
         """
         with self._lock:
-            self.service[:] = 0.0
-            places = self._tenant_base.take(np.arange(service.size), mode="clip") // self.n_classes
-            np.maximum.at(self.service, places, service)
+            self._service = service
             self.load.fairness_gap, self.load.fairness_bound = gap, bound
 
-    def on_end(
-        self,
-        *,
-        tenant: I32,
-        cls: I32,
-        outcome: I32,
-        finish: I32,
-        reason: I32,
-        attained: Bool,
-        demoted: Bool,
-        e2e_s: F64,
-        queue_s: F64,
-        prompt_tokens: I64,
-        cached_tokens: I64,
-        output_tokens: I64,
-    ) -> None:
-        """Requests that ended, parallel arrays. `queue_s` is negative for one that was never admitted."""
-        kinds = np.stack((outcome, finish, reason, attained, demoted)).astype(np.int64)
-        tokens = np.stack((prompt_tokens, cached_tokens, output_tokens)).astype(np.int64)
+    def on_end(self, endings: Sequence[Ending]) -> None:
+        """Requests that ended."""
         with self._lock:
-            first = self._tenant_base.take(tenant, mode="clip")
-            group = first + self._class_of.take(cls, mode="clip")
-            self._ends.append((group, kinds, tokens, np.stack((e2e_s, queue_s))))
+            self._ends += endings
             if len(self._ends) >= FOLD_AFTER:
                 self._fold()
+
+    def _fold_service(self) -> None:
+        """Sort the tenants' counters by label."""
+        self.service[:] = 0.0
+        places = self._tenant_base.take(np.arange(self._service.size), mode="clip") // self.n_classes
+        np.maximum.at(self.service, places, self._service)
 
     def _fold(self) -> None:
         """Count the ended requests kept so far: many small updates cost less as one."""
         if not self._ends:
             return
-        group, kinds, tokens, times = (
-            np.concatenate(part, axis=-1) for part in zip(*self._ends, strict=True)
-        )
-        self._ends.clear()
-        outcome, finish, reason, attained, demoted = kinds
+        ends = self._ends
+        tenant, cls, outcome, finish, reason, attained, demoted = np.array(
+            [(e.tenant, e.cls, e.outcome, e.finish, e.reason, e.attained, e.demoted) for e in ends], np.int64
+        ).T
+        tokens = np.array([(e.prompt, e.cached, e.outputs) for e in ends], np.int64).T
+        arrival, admitted, ended = np.array([(e.arrival_ns, e.admitted_ns, e.ended_ns) for e in ends]).T
+        ends.clear()
+        group = self._tenant_base.take(tenant, mode="clip") + self._class_of.take(cls, mode="clip")
         np.add.at(self.ended, (group, outcome), 1)
         counts = outcome != Outcome.CANCELLED
         np.add.at(self.attained, (group[counts], attained[counts]), 1)
@@ -272,8 +264,8 @@ class Bins:
         np.add.at(self.refused, (outcome[gave_up], reason[gave_up]), 1)
         np.add.at(self.success, _success(outcome, finish), 1)
         done = outcome == Outcome.COMPLETED
-        self.e2e.add(times[0, done])
-        self.queue.add(times[1, times[1] >= 0])
+        self.e2e.add((ended - arrival)[done] / 1e9)
+        self.queue.add((admitted - arrival)[admitted >= 0] / 1e9)
         self.prompt.add(tokens[0, done].astype(np.float64))
         self.output.add(tokens[2, done].astype(np.float64))
 
@@ -291,6 +283,7 @@ class Bins:
         """Everything counted and nothing changing while the arrays are read."""
         with self._lock:
             self._fold()
+            self._fold_service()
             yield
 
     def _tally(self, tokens: Records) -> None:

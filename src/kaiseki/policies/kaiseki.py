@@ -7,12 +7,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from kaiseki.core.decision import F64, I32, I64, Bool
+from kaiseki.core.decision import F64, I32, I64
 from kaiseki.core.jit import kernel
 from kaiseki.core.policy import Order, Policy
 from kaiseki.core.requests import NEVER_NS
-from kaiseki.core.table import View
-from kaiseki.policies.edf import first_due_ns
+from kaiseki.core.table import Records, View
+from kaiseki.policies.edf import PATIENCE_NS
 
 PRIORITY_STEP = 0.1
 """How far one step of a request's own priority moves its deadline, in units of tau."""
@@ -42,18 +42,14 @@ class Kaiseki(Policy):
 
     def key(self, view: View) -> F64:
         """Minus the logarithm of urgency, without the part that all requests share."""
-        due = first_due_ns(view) / (self.tau_ms * 1e6)
-        key: F64 = due - np.log(view.weight) + PRIORITY_STEP * view.priority
+        key = np.empty(view.rows.size)
+        log_urgency(view.records, self.tau_ms * 1e6, key)
         return key
 
     def rescore(self, view: View, keys: F64, now_ns: int) -> F64:
         """Deadlines by remaining time per weight, behind them those that would miss at this pace."""
         out = np.empty(keys.size)
-        due = view.arrival_ns + view.deadline_ns
-        order_by_pace(
-            keys, view.deadline_ns, due, view.demoted, view.weight, view.priority, view.paced_ns,
-            float(now_ns), self.tau_ms * 1e6, out,
-        )  # fmt: skip
+        order_by_pace(view.records, view.uncached, keys, *view.pace, float(now_ns), self.tau_ms * 1e6, out)
         return out
 
     def victim_cost(self, view: View, blocks: I64, now_ns: int) -> F64:
@@ -64,25 +60,35 @@ class Kaiseki(Policy):
 
 
 @kernel
+def log_urgency(records: Records, tau_ns: float, out: F64) -> None:
+    """See `Kaiseki.key`."""
+    for i in range(records.size):
+        row = records[i]
+        first = min(row["ttft_ns"], row["deadline_ns"])
+        due = row["arrival_ns"] + (first if first < NEVER_NS else PATIENCE_NS)
+        out[i] = due / tau_ns - np.log(row["weight"]) + PRIORITY_STEP * row["priority"]
+
+
+@kernel
 def order_by_pace(
+    records: Records,
+    uncached: I32,
     keys: F64,
-    deadline_ns: I64,
-    due_ns: I64,
-    demoted: Bool,
-    weight: F64,
-    priority: I32,
-    paced_ns: F64,
+    slot_ns: float,
+    token_ns: float,
     now_ns: float,
     tau_ns: float,
     out: F64,
 ) -> None:
-    """See `Kaiseki.rescore`; parallel arrays."""
+    """See `Kaiseki.rescore`; the pace is `View.pace`."""
     for i in range(keys.size):
+        row = records[i]
         score = keys[i]
-        if demoted[i]:
+        if row["demoted"]:
             score += 2.0 * _BEHIND
-        elif deadline_ns[i] < NEVER_NS:
-            score = paced_ns[i] / (tau_ns * weight[i]) + PRIORITY_STEP * priority[i]
-            if now_ns + paced_ns[i] > due_ns[i]:
+        elif row["deadline_ns"] < NEVER_NS:
+            paced_ns = token_ns * uncached[i] + slot_ns * max(row["min_tokens"] - row["outputs"] - 1, 0)
+            score = paced_ns / (tau_ns * row["weight"]) + PRIORITY_STEP * row["priority"]
+            if now_ns + paced_ns > row["arrival_ns"] + row["deadline_ns"]:
                 score += _BEHIND
         out[i] = score
