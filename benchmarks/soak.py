@@ -11,8 +11,8 @@ when a check fails:
 - every answer is a 200, and the pool was as full as wanted;
 - at the end all blocks are free and no request is open;
 - over the second half memory grows by less than MOST_GROWTH per 1,000 connections (least squares). The
-  server remembers 16,384 requests for `kaiseki explain`, 2 KB each; a run must be long enough that they are
-  full by half-time, or their growth shows.
+  server remembers the last requests and slots for `kaiseki explain`, some 50 MB; a run must be long enough
+  that this is full by half-time, or its growth shows.
 """
 
 from __future__ import annotations
@@ -111,6 +111,12 @@ def child_of(pid: int) -> int:
     raise SystemExit("the server has no process for its engine")
 
 
+def visitors() -> httpx.AsyncClient:
+    """A connection for each request: one that is kept may be closed just when it is used again."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    return httpx.AsyncClient(timeout=READY_S, limits=limits)
+
+
 async def client(http: httpx.AsyncClient, url: str, model: str, rng: random.Random, seen: Seen) -> None:
     """One request; a coin says whether to stay until it is answered."""
     topic = rng.choice(("red ", "green ", "blue ", "grey "))
@@ -143,8 +149,7 @@ async def clients(url: str, model: str, count: int, until: float, seen: Seen) ->
         while time.monotonic() < until:
             await client(http, url, model, rng, seen)
 
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    async with httpx.AsyncClient(timeout=READY_S, limits=limits) as http:
+    async with visitors() as http:
         await asyncio.gather(*(one_after_the_other(random.Random(i)) for i in range(count)))
 
 
@@ -167,7 +172,7 @@ async def state(http: httpx.AsyncClient, url: str) -> dict[str, Any]:
 async def watch(url: str, pids: tuple[int, int], until: float, seen: Seen) -> list[Sample]:
     """A sample every ten seconds; the pool is looked at twice a second."""
     began, samples = time.monotonic(), []
-    async with httpx.AsyncClient(timeout=READY_S) as http:
+    async with visitors() as http:
         while time.monotonic() < until:
             held, end = [], time.monotonic() + SAMPLE_S
             while time.monotonic() < end:
@@ -184,7 +189,7 @@ async def watch(url: str, pids: tuple[int, int], until: float, seen: Seen) -> li
 
 async def settle(url: str) -> dict[str, Any]:
     """The state once nothing is open any more, or after a while."""
-    async with httpx.AsyncClient(timeout=READY_S) as http:
+    async with visitors() as http:
         end = time.monotonic() + IDLE_S
         while True:
             found = await state(http, url)
