@@ -11,8 +11,8 @@ when a check fails:
 - every answer is a 200, and the pool was as full as wanted;
 - at the end all blocks are free and no request is open;
 - over the second half memory grows by less than MOST_GROWTH per 1,000 connections (least squares). The
-  server remembers the last requests and slots for `kaiseki explain`, some 50 MB; a run must be long enough
-  that this is full by half-time, or its growth shows.
+  server remembers the last requests and slots for `kaiseki explain`, some 50 MB. Unless that is full by
+  half-time, growth is shown but not judged.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from scipy.stats import linregress
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE_S = 10.0
 MOST_GROWTH = 0.2  # MB per 1,000 connections, a tenth of what each leaves in the history until that is full
+FULL_AFTER = 30_000  # connections, of which some are no requests: history and rings are full by then
 LEAST_USE = 0.9  # of the pool, mean over the run but for its first sample; what is aimed at is 0.95
 READY_S, IDLE_S = 300.0, 60.0
 CONFIG = """
@@ -198,9 +199,13 @@ async def settle(url: str) -> dict[str, Any]:
             await asyncio.sleep(0.1)
 
 
+def second_half(samples: list[Sample]) -> list[Sample]:
+    return samples[len(samples) // 2 :]
+
+
 def growth(samples: list[Sample], what: str) -> float:
     """MB per 1,000 connections over the second half."""
-    half = samples[len(samples) // 2 :]
+    half = second_half(samples)
     counts = [s.connections / 1000 for s in half]
     return float(linregress(counts, [getattr(s, what) for s in half]).slope)
 
@@ -219,14 +224,16 @@ async def run(url: str, model: str, pids: tuple[int, int], minutes: float, count
         "server_mb_per_1000": growth(samples, "server_mb"),
         "engine_mb_per_1000": growth(samples, "engine_mb"),
     }
-    checks = {
+    checks: dict[str, bool | None] = {
         "all answers are 200": set(seen.statuses) == {200} and seen.lost == 0,
         f"the pool is {LEAST_USE:.0%} full": found["pool_use"] >= LEAST_USE,
         "all blocks are free": kv["free_blocks"] == kv["total_blocks"] and kv["live_blocks"] == 0,
         "no request is open": (last["open"], last["running"], last["waiting"]) == (0, 0, 0),
-        f"the server grows by less than {MOST_GROWTH} MB": found["server_mb_per_1000"] < MOST_GROWTH,
-        f"the engine grows by less than {MOST_GROWTH} MB": found["engine_mb_per_1000"] < MOST_GROWTH,
     }
+    judged = second_half(samples)[0].connections >= FULL_AFTER
+    for who in ("server", "engine"):
+        small = found[f"{who}_mb_per_1000"] < MOST_GROWTH
+        checks[f"the {who} grows by less than {MOST_GROWTH} MB"] = small if judged else None
     return {
         "minutes": minutes,
         "clients": count,
@@ -237,7 +244,7 @@ async def run(url: str, model: str, pids: tuple[int, int], minutes: float, count
         "slots": last["slot"],
         **found,
         "checks": checks,
-        "ok": all(checks.values()),
+        "ok": False not in checks.values(),
         "samples": [asdict(s) for s in samples],
     }
 
@@ -263,7 +270,8 @@ def main() -> int:
         slope = document[f"{process_name}_mb_per_1000"]
         print(f"{process_name}: {slope:+.3f} MB per 1,000 connections, second half", file=sys.stderr)
     for check, ok in document["checks"].items():
-        print(f"{'ok    ' if ok else 'FAILED'} {check}", file=sys.stderr)
+        sign = {True: "ok        ", False: "FAILED    ", None: "not judged"}[ok]
+        print(f"{sign} {check}", file=sys.stderr)
     if options.json is not None:
         text = json.dumps(document, indent=2) + "\n"
         sys.stdout.write(text) if options.json == "-" else Path(options.json).write_text(text)
