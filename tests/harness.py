@@ -18,7 +18,8 @@ from kaiseki.core.settings import SchedulerSettings
 from kaiseki.core.table import State
 from kaiseki.cost.online import FixedLinear
 from kaiseki.engines.clock import VirtualClock
-from kaiseki.engines.driver import Driver
+from kaiseki.engines.driver import Driver, Probe
+from kaiseki.engines.recovery import Recovery
 from kaiseki.engines.scripted import Script, ScriptedEngine
 from kaiseki.engines.updates import Update
 from kaiseki.memory.hashing import chain_hashes
@@ -193,6 +194,7 @@ class Bench:
         cost: the scheduler's model; the true one when not given.
         jitter: factor on each step's true time.
         audit: check pool and table after every slot, and what every chunk reads.
+        recovery, probe: see `Driver`.
     """
 
     def __init__(
@@ -208,6 +210,8 @@ class Bench:
         capabilities: Capabilities | None = None,
         jitter: Callable[[], float] | None = None,
         audit: bool = False,
+        recovery: Recovery | None = None,
+        probe: Probe | None = None,
     ) -> None:
         self.clock = VirtualClock(START_NS)
         self.pool = BlockPool(blocks, block_tokens, max_rows_hint=8)
@@ -217,7 +221,7 @@ class Bench:
             self.policy, self.pool, cost or FixedLinear(weights), caps, settings, origin_ns=0
         )
         self.engine = KVCheckingEngine(self.clock, weights, caps, self.pool, jitter, audit)
-        self.driver = Driver(self.scheduler, self.engine, self.clock)
+        self.driver = Driver(self.scheduler, self.engine, self.clock, recovery=recovery, probe=probe)
         self.served: dict[str, Served] = {}
         self.prompts: dict[str, list[int]] = {}
         self.audit = audit
@@ -275,6 +279,12 @@ class Bench:
             if self.each_slot is not None:
                 self.each_slot(self)
             idle = 0 if moved or self.news > news else idle + 1
+            if idle and self.driver.resting_until_ns is not None:
+                upto = self.driver.resting_until_ns
+                if arrivals:
+                    upto = min(upto, arrivals[0].request.arrival_ns)
+                self.clock.advance_to(upto)
+                idle = 0
             assert idle < 2, f"livelock: {self.driver.snapshot()}"
 
     def check_slot(self) -> None:

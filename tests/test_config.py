@@ -10,6 +10,7 @@ import pytest
 from kaiseki.config import ConfigError, Problem, Settings, key_digest, load, parse, policy
 from kaiseki.core.requests import OnLate
 from kaiseki.core.settings import SchedulerSettings
+from kaiseki.engines.recovery import Recovery
 
 
 def problems(text: str | bytes) -> dict[str, Problem]:
@@ -42,6 +43,14 @@ def test_retries_are_a_small_whole_number() -> None:
     for wrong in ("-1", "101", "1.5", "often"):
         found = problems(f"engine: {{max_retries: {wrong}}}")
         assert list(found) == ["engine.max_retries"]
+
+
+def test_what_is_done_about_a_failing_engine_has_keys_and_the_same_defaults() -> None:
+    assert parse("").recovery() == Recovery()
+    text = "engine: {max_retries: 3, backoff_ms: 4, backoff_max_ms: 5, failing_steps: 0, probe_s: 7}"
+    assert parse(text).recovery() == Recovery(3, 4, 5, 0, 7)
+    for key, wrong in (("backoff_ms", "-1"), ("backoff_max_ms", "30001"), ("probe_s", "0")):
+        assert list(problems(f"engine: {{{key}: {wrong}}}")) == [f"engine.{key}"]
 
 
 def test_classes_reach_the_core_in_its_units() -> None:

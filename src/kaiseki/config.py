@@ -27,6 +27,7 @@ from pydantic import (
 from kaiseki.core.policy import Policy
 from kaiseki.core.requests import OnLate, ServiceClass
 from kaiseki.core.settings import SchedulerSettings
+from kaiseki.engines.recovery import Recovery
 from kaiseki.policies import registry
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -40,6 +41,7 @@ TIER_STEP = 100
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+Pause = Annotated[float, Field(ge=0, le=30_000)]  # so short that waiting is no stall yet
 Limit = Annotated[int, Field(ge=0)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[\w.\-]+$")]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -92,7 +94,8 @@ class Memory(Section):
 class Engine(Section):
     """The model and how it runs here. `model` is a name that `kaiseki pull` knows or a local path.
 
-    A request goes on after at most `max_retries` errors of the engine that may be retried. With
+    A request goes on after at most `max_retries` errors of the engine that may be retried; this and what
+    is done about an engine that keeps failing is told in `Recovery`. With
     `own_process` the model runs in a process apart from the HTTP server's.
     """
 
@@ -102,6 +105,10 @@ class Engine(Section):
     pipeline_depth: Annotated[int, Field(ge=0, le=1)] = 1
     max_context: Count | None = None
     max_retries: Annotated[int, Field(ge=0, le=100)] = 2
+    backoff_ms: Pause = 50.0
+    backoff_max_ms: Pause = 2000.0
+    failing_steps: Limit = 5
+    probe_s: Positive = 1.0
     own_process: bool = True
 
 
@@ -177,6 +184,11 @@ class Settings(Section):
         """What the scheduling core takes."""
         values = self.scheduling.model_dump(exclude={"policy", "budget_tokens", "policy_settings"})
         return SchedulerSettings(**values, watermark_ratio=self.memory.watermark_ratio)
+
+    def recovery(self) -> Recovery:
+        """What is done about errors of the engine."""
+        e = self.engine
+        return Recovery(e.max_retries, e.backoff_ms, e.backoff_max_ms, e.failing_steps, e.probe_s)
 
     def service_classes(self) -> dict[str, ServiceClass]:
         """All classes by name; one without targets is always there for requests that say nothing."""

@@ -14,6 +14,7 @@ from tests.harness import Bench, Named, job, naming
 
 from kaiseki.core.decision import StepResult
 from kaiseki.core.reasons import Outcome, Reason
+from kaiseki.engines.recovery import Recovery
 from kaiseki.engines.updates import Update
 
 GENEROUS_S = 60.0
@@ -162,8 +163,7 @@ def test_errors_that_may_pass_are_retried_and_nobody_notices(depth: int, times: 
 def test_what_keeps_failing_ends_after_so_many_retries(
     depth: int, retries: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench = Bench("fcfs", depth)
-    bench.driver._max_retries = retries
+    bench = Bench("fcfs", depth, recovery=Recovery(max_retries=retries))
     flaky = Flaky(bench, "flaky", 1000)
     bench.run([job("flaky", 40, 6), job("fine", 40, 6)])
     bench.check_end()

@@ -150,6 +150,31 @@ def test_slots_and_load(bins: Bins) -> None:
     assert get(samples, "kaiseki_fairness_bound") == 4.0
 
 
+def test_each_reason_has_its_own_label(bins: Bins) -> None:
+    for times, reason in enumerate(Reason, start=1):
+        bins.cutoffs[reason] = times
+        bins.preempted[reason] = times
+        for _ in range(times):
+            bins.count_refusal("acme", "interactive", reason)
+    samples = read(bins)
+    for times, reason in enumerate(Reason, start=1):
+        assert get(samples, "kaiseki_cutoffs_total", reason=reason.label) == times
+        assert get(samples, "kaiseki_preemptions_total", reason=reason.label) == times
+        refused = get(samples, "kaiseki_refusals_total", outcome="refused", reason=reason.label)
+        assert refused == times, reason
+
+
+def test_errors_of_the_engine(bins: Bins) -> None:
+    bins.on_errors(3, 1, False)
+    bins.on_errors(0, 2, True)
+    bins.load.engine_failing = True
+    samples = read(bins)
+    assert get(samples, "kaiseki_engine_errors_total", then="retried") == 3
+    assert get(samples, "kaiseki_engine_errors_total", then="failed") == 3
+    assert get(samples, "kaiseki_failed_steps_total") == 1
+    assert get(samples, "kaiseki_engine_failing") == 1
+
+
 def test_tenants_beyond_the_cap_and_unnamed_ones_share_a_label(bins: Bins) -> None:
     bins.set_names(["acme", "labs", "third", "fourth"], ["fast", "slow", "fast"])
     apply(bins, np.array([0.1, 0.1, 0.1, 0.1, 0.1]), i32(0, 2, 3, 9, 0), i32(0, 0, 2, 0, 2))

@@ -50,6 +50,8 @@ class FakeModel:
 class Health:
     ok: bool = True
     reason: str = ""
+    code: str = ""
+    retry_after_s: float | None = None
 
 
 Script = Callable[["FakeDriver", Request, GenerationWork, Sink], None]

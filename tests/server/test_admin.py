@@ -76,7 +76,7 @@ def test_state(connect: Connect) -> None:
 def test_health(connect: Connect, driver: FakeDriver) -> None:
     client = connect()
     assert client.get("/health").json() == {"status": "ok"}
-    driver.healthy = Health(False, "no slot finished for 70 s with 3 requests open")
+    driver.healthy = Health(False, "no slot finished for 70 s with 3 requests open", "no_progress")
     response = client.get("/health")
     assert (response.status_code, response.headers["x-kaiseki-reason"]) == (503, "no_progress")
     assert "70 s" in response.json()["reason"]

@@ -229,7 +229,7 @@ def test_a_full_queue_refuses_before_tokenising(
 
 
 def test_nothing_is_taken_while_no_progress_is_made(client: TestClient, driver: FakeDriver) -> None:
-    driver.healthy = Health(False, "RuntimeError: the engine is gone")
+    driver.healthy = Health(False, "RuntimeError: the engine is gone", "no_progress")
     error = refused(client.post("/v1/completions", json=TEXT), 503)
     assert error["code"] == "no_progress"
     assert "the engine is gone" in error["message"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.server.served import GENEROUS_S
+from tests.server.served import GENEROUS_S, until
 
 CONFIG = """
 engine: {{model: {folder}, threads: 1, max_context: 2048}}
@@ -36,11 +36,28 @@ def command(config: Path, port: int) -> Iterator[tuple[subprocess.Popen[str], st
         server.communicate(timeout=GENEROUS_S)
 
 
+def children(pid: int) -> list[int]:
+    """Processes that this one started."""
+    found = [path for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    return [int(path.name) for path in found if (told := status(path)) and told["PPid"] == str(pid)]
+
+
+def status(process: Path) -> dict[str, str]:
+    """What the system says of a process; nothing when it has ended."""
+    try:
+        lines = (process / "status").read_text().splitlines()
+    except OSError:
+        return {}
+    told = {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    return {} if told["State"].startswith("Z") else told
+
+
 @pytest.mark.slow
 def test_killed_and_started_again(folder: Path, tmp_path: Path) -> None:
     config = tmp_path / "kaiseki.yaml"
     config.write_text(CONFIG.format(folder=folder))
     with command(config, 0) as (server, url):
+        (engine,) = children(server.pid)
         before = httpx.post(f"{url}/v1/completions", json=SHORT, timeout=GENEROUS_S).json()
         with (
             pytest.raises(httpx.HTTPError),
@@ -51,6 +68,7 @@ def test_killed_and_started_again(folder: Path, tmp_path: Path) -> None:
             server.kill()
             assert server.wait(GENEROUS_S) == -9
             "".join(lines)  # must not look like an answer that has ended
+        until(lambda: not status(Path(f"/proc/{engine}")))  # in the middle of a step, with nobody to tell it
     with command(config, httpx.URL(url).port or 0) as (server, again):
         assert again == url
         assert httpx.get(f"{url}/health", timeout=GENEROUS_S).json() == {"status": "ok"}

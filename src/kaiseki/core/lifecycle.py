@@ -190,6 +190,18 @@ class Lifecycle:
                 self._release_held(row, now)
         self.enqueue(rows)
 
+    def back_off(self, rows: I32, wait_ns: F64, now: int) -> None:
+        """Take waiting rows out of the queue, for so long; `come_back` puts them there again."""
+        t = self.table
+        self.trace.note(self.slot, now, t.seq[rows], Event.PASSED_OVER, Reason.BACK_OFF, wait_ns)
+        self.waiting.take(rows)
+        t.state[rows] = State.BACKING_OFF
+
+    def come_back(self, rows: I32, now: int) -> None:
+        """Queue rows again that backed off."""
+        self.trace.note(self.slot, now, self.table.seq[rows], Event.REKEYED, Reason.NONE)
+        self.enqueue(rows)
+
     def demote(self, rows: I32, reason: Reason, now: int) -> None:
         """Rows become best effort: last in their tenant, and no target of theirs binds a slot any more."""
         t = self.table

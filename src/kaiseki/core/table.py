@@ -27,6 +27,7 @@ class State(IntEnum):
     HELD = 1  # a fork that waits for its sibling to compute their prompt
     WAITING = 2
     RUNNING = 3
+    BACKING_OFF = 4  # an engine error hit it, and it is in no queue until it may be tried again
 
 
 ROW = np.dtype(

@@ -13,6 +13,10 @@ class Clock(Protocol):
         """The time now."""
         ...
 
+    def advance_to(self, when_ns: int) -> None:
+        """Let time pass until then; an earlier time is ignored."""
+        ...
+
 
 class MonotonicClock:
     """The machine's monotonic clock."""
@@ -20,6 +24,10 @@ class MonotonicClock:
     def now_ns(self) -> int:
         """`time.monotonic_ns()`."""
         return time.monotonic_ns()
+
+    def advance_to(self, when_ns: int) -> None:
+        """Sleep."""
+        time.sleep(max(0, when_ns - self.now_ns()) / 1e9)
 
 
 class VirtualClock:

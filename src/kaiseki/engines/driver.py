@@ -6,9 +6,10 @@ lock that is never held while the engine computes.
 
 What goes wrong is kept as small as it is (B15). An error of one request's making (an id that is open
 already, work that the engine can't open, an owner who can't be told) ends that request and no other. A
-row whose chunk failed is tried again while the engine says that this may help, but not for ever. Whatever
-else is raised is a fault of the system: nothing that goes on can be trusted, so everything ends, and
-health says why.
+row whose chunk failed is tried again while the engine says that this may help, after a pause and not for
+ever. An engine that fails on everything gets no new requests until a small one of our own has worked.
+Whatever else is raised is a fault of the system: nothing that goes on can be trusted, so everything ends,
+and health says why.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from kaiseki.core.scheduler import Scheduler
 from kaiseki.core.table import State
 from kaiseki.engines.clock import Clock, MonotonicClock
 from kaiseki.engines.inbox import Inbox, Post
+from kaiseki.engines.recovery import Breaker, Recovery
 from kaiseki.engines.reporting import report_endings, report_load, report_slot, report_step, write_keys
 from kaiseki.engines.status import Health, state_of
 from kaiseki.engines.updates import Sink, Update
@@ -41,16 +43,20 @@ from kaiseki.observe.metrics import Bins
 
 _log = logging.getLogger(__name__)
 
-
-DEFAULT_RETRIES = 2
+Probe = Callable[[], tuple[Request, object]]
+"""Makes a small request, and its work for the engine; its id is always the same."""
 
 
 @dataclass(slots=True)
 class _Session:
-    """An open request, and whom to tell. `opened`: the engine knows it. `failures`: of its chunks."""
+    """An open request, and whom to tell. `opened`: the engine knows it.
+
+    `failures`: of its chunks; `retries`: how many of them it may survive.
+    """
 
     request: Request
     sink: Sink
+    retries: int
     cached: int = -1
     opened: bool = False
     failures: int = 0
@@ -65,7 +71,9 @@ class Driver:
         stall_s: without progress for so long, though there is work, health is not ok.
         bins: metrics; made when not given.
         after_slot: called on the driver's thread after each slot, to hand on what sinks collected.
-        max_retries: how often a request goes on after an engine error that may be retried.
+        recovery: what is done about errors of the engine.
+        probe: asks an engine that failed on everything whether it works again; without one, requests are
+            taken whatever the engine does.
     """
 
     def __init__(
@@ -76,7 +84,8 @@ class Driver:
         stall_s: float = 60.0,
         bins: Bins | None = None,
         after_slot: Callable[[], None] | None = None,
-        max_retries: int = DEFAULT_RETRIES,
+        recovery: Recovery | None = None,
+        probe: Probe | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.engine = engine
@@ -85,9 +94,12 @@ class Driver:
         self.history = History()
         self.after_slot = after_slot
         self._stall_s = stall_s
-        self._max_retries = max_retries
+        self._recovery = recovery or Recovery()
+        self._probe = probe
+        self._breaker = Breaker(self._recovery)
         self._inbox = Inbox()
         self._sessions: dict[int, _Session] = {}
+        self._resting: dict[int, int] = {}  # rows that back off -> until when
         self._unkeyed: list[tuple[int, Story]] = []
         self._lock = threading.Lock()
         self._wake = self._inbox.changed
@@ -146,6 +158,11 @@ class Driver:
         """Whether there is anything to do: open requests, news for them, or a step not collected."""
         return bool(self._sessions or self._inbox or self.scheduler.in_flight)
 
+    @property
+    def resting_until_ns(self) -> int | None:
+        """When the first of those that wait for another try gets it; None when nobody does."""
+        return min(self._resting.values(), default=None)
+
     def backlog(self) -> tuple[int, int]:
         """How many requests wait, and their prompt tokens, with those that nobody has looked at yet."""
         requests, tokens = self._inbox.backlog()
@@ -161,10 +178,15 @@ class Driver:
         """Whether progress is made; never blocks on the engine."""
         s = self.scheduler
         age = (self.clock.now_ns() - self._progress_ns) / 1e9 if self.busy else 0.0
-        reason = self._fault
+        reason, code, retry_after_s = self._fault, "no_progress", None
         if not reason and age > self._stall_s:
             reason = f"no slot finished for {age:.0f} s with {len(self._sessions)} requests open"
-        return Health(not reason, reason, age, s.life.slot, s.table.running_count, self.backlog()[0])
+        if not reason and self._closed:
+            reason, code = self._breaker.reason, Reason.ENGINE_FAILING.label
+            retry_after_s = self._breaker.retry_after_s
+        ok = not reason
+        where = (age, s.life.slot, s.table.running_count, self.backlog()[0])
+        return Health(ok, reason, *where, "" if ok else code, retry_after_s)
 
     def snapshot(self) -> dict[str, Any]:
         """The state document: queues, tenants, KV, policy."""
@@ -201,6 +223,7 @@ class Driver:
             self._progress_ns = self.clock.now_ns()
             decided = True
         report_load(self.metrics, self.scheduler, self.backlog()[0])
+        self.metrics.load.engine_failing = self._closed
         if self.after_slot is not None:
             self.after_slot()
         return decided
@@ -215,7 +238,9 @@ class Driver:
             if not self.busy:
                 return slots
             if not self.step() and self.busy:
-                raise RuntimeError(f"livelock: {self.snapshot()}")
+                if self.resting_until_ns is None:
+                    raise RuntimeError(f"livelock: {self.snapshot()}")
+                self.clock.advance_to(self.resting_until_ns)
         raise RuntimeError(f"still busy after {most_slots} slots: {self.snapshot()}")
 
     def _post(self, post: Post) -> None:
@@ -226,16 +251,15 @@ class Driver:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                if not self.busy:
+                if not self.busy and self._until_probe_s() != 0.0:
                     self._progress_ns = self.clock.now_ns()
                     with self._wake:
                         self._wake.notify_all()
-                        self._wake.wait_for(lambda: self._stopping or self.busy)
+                        self._wake.wait_for(lambda: self._stopping or self.busy, self._until_probe_s())
                     continue
                 if not self.step():
-                    # Open requests but nothing to run now, such as blocks that are still in limbo.
                     with self._wake:
-                        self._wake.wait(0.001)
+                        self._wake.wait_for(lambda: self._stopping or bool(self._inbox), self._pause_s())
             self._end_all(Outcome.CANCELLED, Reason.DRAINING)
         except Exception as error:  # a fault of the system: nothing that goes on can be trusted
             _log.exception("the driver failed")
@@ -243,6 +267,25 @@ class Driver:
             self._end_all(Outcome.FAILED, Reason.ENGINE_ERROR)
         with self._wake:
             self._wake.notify_all()
+
+    @property
+    def _closed(self) -> bool:
+        """Whether no requests are taken since the engine fails on everything."""
+        return self._probe is not None and self._breaker.open
+
+    def _until_probe_s(self) -> float | None:
+        """When the engine is to be asked whether it works again, from now; None for never."""
+        wait_ns = self._breaker.until_probe_ns(self.clock.now_ns())
+        return None if wait_ns is None or self._probe is None or self._draining else wait_ns / 1e9
+
+    def _pause_s(self) -> float:
+        """How long to wait when there are open requests but nothing to run now."""
+        until = self.resting_until_ns
+        if until is None or len(self._resting) < len(self._sessions):
+            return 0.001  # blocks that are still in limbo, for example
+        wait_s = max(0.0, (until - self.clock.now_ns()) / 1e9)
+        probe_s = self._until_probe_s()
+        return wait_s if probe_s is None else min(wait_s, probe_s)
 
     def _end_all(self, outcome: Outcome, reason: Reason) -> None:
         """Tell every owner. The core is left alone, since it may be what broke."""
@@ -265,6 +308,9 @@ class Driver:
         with self._lock:
             now = self.clock.now_ns()
             self._inbox.empty(now)
+            self._ask_engine(now)
+            if self._resting:
+                self._wake_up(now)
             write_keys(self.scheduler, self._unkeyed)
             if not self._sessions:
                 self._emit_endings(self.scheduler.take_endings(), {})
@@ -285,8 +331,9 @@ class Driver:
 
     def _apply(self, result: StepResult) -> None:
         with self._lock:
-            self._limit_retries(result)
+            again = self._judge(result)
             applied = self.scheduler.apply(result)
+            self._rest(again, result.ended_ns)
             self.history.note(self.scheduler.trace.drain()[0])  # no decision may follow
             endings = {e.row: e for e in self.scheduler.take_endings()}
             untold = self._emit_tokens(result, applied, endings)
@@ -296,25 +343,76 @@ class Driver:
             for row in untold:
                 self._fail(row, Reason.CLIENT_GONE, result.ended_ns)
 
-    def _limit_retries(self, result: StepResult) -> None:
-        """Count failures per request; one that has failed too often is not tried again."""
-        for i in np.flatnonzero(result.failed):
-            row = int(result.rows[i])
-            session = self._sessions.get(row)
-            if session is None or self.scheduler.table.epoch[row] != result.epochs[i]:
-                continue  # of a request that was stopped or ended meanwhile
+    def _judge(self, result: StepResult) -> list[int]:
+        """Count failures; a request that has failed too often is not tried again.
+
+        Returns:
+            Rows that are.
+        """
+        if not result.failed.any():
+            if result.rows.size:
+                self._breaker.worked()
+            return []
+        # What was stopped or ended meanwhile says nothing.
+        valid = self.scheduler.table.epoch[result.rows] == result.epochs
+        hit, worked = valid & result.failed, bool((valid & ~result.failed).any())
+        nobody = bool(hit.any()) and not worked
+        if nobody:
+            self._breaker.failed(result.message, result.ended_ns)
+        elif worked:
+            self._breaker.worked()
+        again = []
+        for i in np.flatnonzero(hit).tolist():
+            session = self._sessions[int(result.rows[i])]
             session.failures += 1
-            result.retryable[i] &= session.failures <= self._max_retries
+            result.retryable[i] &= session.failures <= session.retries
+            if result.retryable[i]:
+                again.append(int(result.rows[i]))
             then = "it is tried again" if result.retryable[i] else "it ends"
             message = "request %s failed in slot %d, %s: %s"
             _log.error(message, session.request.id, result.slot, then, result.message)
+        self.metrics.on_errors(len(again), int(hit.sum()) - len(again), nobody)
+        return again
+
+    def _rest(self, rows: list[int], now: int) -> None:
+        """Keep rows that are to be tried again out of the queue for a while."""
+        waits = [self._recovery.backoff_ns(self._sessions[row].failures) for row in rows]
+        if any(waits):
+            self._resting.update((row, now + wait) for row, wait in zip(rows, waits, strict=True))
+            self.scheduler.life.back_off(np.array(rows, np.int32), np.array(waits, np.float64), now)
+
+    def _wake_up(self, now: int) -> None:
+        """Queue rows whose pause is over."""
+        due = [row for row, until in self._resting.items() if until <= now]
+        if due:
+            for row in due:
+                del self._resting[row]
+            self.scheduler.life.come_back(np.array(due, np.int32), now)
+
+    def _ask_engine(self, now: int) -> None:
+        """Let a request of our own try an engine that fails on everything, if it is time."""
+        if self._probe is None or self._draining or self._breaker.until_probe_ns(now) != 0:
+            return
+        self._breaker.probed(now)
+        request, work = self._probe()
+        if request.id not in self.scheduler.life.ids:  # the last one may still be under way
+            self._take(replace(request, arrival_ns=now), work, lambda update: None, 0, now)
 
     def _submit(self, request: Request, work: object, sink: Sink, now: int) -> None:
-        refusal = Refusal(Reason.DRAINING, retry_after_s=5.0) if self._draining else None
+        if self._draining:
+            self._refuse(request, Refusal(Reason.DRAINING, retry_after_s=5.0), sink, now)
+        elif self._closed:
+            refusal = Refusal(Reason.ENGINE_FAILING, retry_after_s=self._breaker.retry_after_s)
+            self._refuse(request, refusal, sink, now)
+        else:
+            self._take(request, work, sink, self._recovery.max_retries, now)
+
+    def _take(self, request: Request, work: object, sink: Sink, retries: int, now: int) -> None:
+        """Hand a request to the scheduler and the engine."""
         s = self.scheduler
         before = s.table.open_rows
         try:
-            refusal = refusal or s.submit(request, now)
+            refusal = s.submit(request, now)
         except Exception:
             if s.table.open_rows != before:
                 raise  # half of it is in the core
@@ -325,7 +423,7 @@ class Driver:
             self._refuse(request, refusal, sink, now)
             return
         row = s.life.ids[request.id]
-        session = self._sessions[row] = _Session(request, sink)
+        session = self._sessions[row] = _Session(request, sink, retries)
         story = Story(request, int(s.table.seq[row]), int(s.table.tenant[row]))
         self.history.opened(story)
         if s.table.state[row] == State.WAITING:  # a fork that is held back has no key yet
@@ -408,6 +506,7 @@ class Driver:
         for ending in endings:
             self.history.ended(ending)
             session = self._sessions.pop(ending.row)
+            self._resting.pop(ending.row, None)
             self._close_row(ending.row, session)
             if told and ending.outcome == Outcome.COMPLETED:
                 continue

@@ -16,8 +16,10 @@ class Health:
 
     Attributes:
         ok: false when it does not.
+        code: which kind of trouble, for machines; empty when ok.
         reason: why, in words; empty when ok.
         last_progress_age_s: since a slot was finished, or nothing was left to do.
+        retry_after_s: when trying again makes sense, for what may pass by itself.
         slot, running, waiting: where it stands; requests not looked at yet are waiting too.
     """
 
@@ -27,6 +29,8 @@ class Health:
     slot: int
     running: int
     waiting: int
+    code: str = ""
+    retry_after_s: float | None = None
 
 
 def state_of(scheduler: Scheduler, draining: bool, posted: int) -> dict[str, Any]:

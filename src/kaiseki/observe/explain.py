@@ -17,11 +17,13 @@ from kaiseki.observe.history import History, Story, summary_of
 
 _WAIT_BEGINS = (Event.SUBMITTED, Event.PREEMPTED, Event.RETRIED)
 _WAIT_ENDS = (Event.ADMITTED, Event.EXPIRED, Event.CANCELLED, Event.FAILED, Event.FINISHED)
+_IN_NO_QUEUE = (Reason.HELD_FOR_FORK, Reason.BACK_OFF)
 _SHORT_IN = {
     Reason.NO_ROW: "{:.0f} batch row short",
     Reason.NO_KV: "{:.0f} KV blocks short",
     Reason.WATERMARK: "{:.0f} KV blocks over the watermark",
     Reason.FAIR_SHARE: "its tenant was {:.0f} ms of service beyond the fairness lag",
+    Reason.BACK_OFF: "for {:.0f} ms",
     Reason.BEHIND: "{:.0f} requests of its tenant waited",
     Reason.NO_TIME: "{:.0f} tokens wanted",
     Reason.NO_TOKENS: "{:.0f} tokens wanted",
@@ -91,7 +93,7 @@ def _waits(history: History, story: Story, mine: npt.NDArray[np.void], now_ns: i
             since, paused = (story.request.arrival_ns if event == Event.SUBMITTED else t_ns), False
             marks = []
         elif event == Event.PASSED_OVER:
-            if mark[1] == Reason.HELD_FOR_FORK and since is not None:
+            if mark[1] in _IN_NO_QUEUE and since is not None:
                 paused, marks = True, [(since, Reason.SLOT_RUNNING, -1, 0.0)]
             marks.append(mark)
         elif event == Event.REKEYED and since is not None:
@@ -179,7 +181,7 @@ def _event(history: History, record: npt.NDArray[np.void], origin: int) -> dict[
     if reason not in (Reason.NONE, Reason.SELECTED):
         detail += f": {reason.sentence}"
         if reason in _SHORT_IN:
-            scale = 1e-6 if reason == Reason.FAIR_SHARE else 1.0
+            scale = 1e-6 if reason in (Reason.FAIR_SHARE, Reason.BACK_OFF) else 1.0
             detail += f" ({_SHORT_IN[reason].format(float(record['amount']) * scale)})"
     elif event == Event.ADMITTED:
         detail += f" ({record['amount']:.0f} tokens)"

@@ -106,6 +106,11 @@ def _kaiseki(bins: Bins) -> Iterator[Metric]:
     for state, value in (("free", load.kv_free), ("live", load.kv_live), ("total", load.kv_total)):
         blocks.add_metric((state,), value)
     yield blocks
+    yield GaugeMetricFamily(
+        "kaiseki_engine_failing",
+        "1 while no requests are taken since the engine fails on every one.",
+        value=float(load.engine_failing),
+    )
     unit = "card-seconds per unit of weight"
     service = GaugeMetricFamily(
         "kaiseki_tenant_service", f"Service counter, {unit}; 'other' is the highest.", labels=("tenant",)
@@ -117,7 +122,7 @@ def _kaiseki(bins: Bins) -> Iterator[Metric]:
     yield GaugeMetricFamily("kaiseki_fairness_gap", f"Largest lag, {unit}.", value=load.fairness_gap)
     yield GaugeMetricFamily(
         "kaiseki_fairness_bound",
-        f"H, its bound but for one grant and prediction errors, {unit}.",
+        f"H; the proven bound of the lag adds one grant, prediction errors and what may not pause, {unit}.",
         value=load.fairness_bound,
     )
 
@@ -166,6 +171,15 @@ def _by_reason(bins: Bins) -> Iterator[Metric]:
             if count:
                 refused.add_metric((outcome.label, reason.label), count)
     yield refused
+    errors = CounterMetricFamily(
+        "kaiseki_engine_errors", "Chunks on which the engine failed, by what follows.", labels=("then",)
+    )
+    for then, count in zip(("retried", "failed"), bins.errors.tolist(), strict=True):
+        errors.add_metric((then,), count)
+    yield errors
+    yield CounterMetricFamily(
+        "kaiseki_failed_steps", "Steps in which the engine failed on every request.", value=bins.failed_steps
+    )
     for name, text, counts in (
         ("cutoffs", "Slots in which a new constraint ended selection, by constraint.", bins.cutoffs),
         ("preemptions", "Preemptions, by reason.", bins.preempted),

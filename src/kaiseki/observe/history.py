@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,7 @@ class Story:
     """What is known of one request apart from its events.
 
     Attributes:
-        request: as submitted (lengths, class, tenant; no text).
+        request: as submitted (lengths, class, tenant; no text), without digests once it is in a history.
         seq: arrival sequence; -1 when it was refused.
         tenant: tenant index in the core.
         key: policy key under which it waited first.
@@ -100,7 +100,11 @@ class History:
         self._capacity = requests
 
     def opened(self, story: Story) -> None:
-        """Remember a new request, or a refused one."""
+        """Remember a new request, or a refused one, but not its prompt's digests: they may be many."""
+        story.request = replace(story.request, block_hashes=())
+        before = self._stories.pop(story.request.id, None)  # an id is free again once its request has ended
+        if before is not None:
+            self._by_seq.pop(before.seq, None)
         self._stories[story.request.id] = story
         if story.seq >= 0:
             self._by_seq[story.seq] = story.request.id

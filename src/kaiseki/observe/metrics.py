@@ -106,6 +106,7 @@ class Load:
     kv_total: int = 0
     fairness_gap: float = 0.0
     fairness_bound: float = 0.0
+    engine_failing: bool = False
 
 
 class Bins:
@@ -146,6 +147,8 @@ class Bins:
         self.cutoffs = np.zeros(len(Reason), np.int64)
         self.preempted = np.zeros(len(Reason), np.int64)
         self.service = np.zeros(max_tenants + 1)
+        self.errors = np.zeros(2, np.int64)  # chunks that are tried again, chunks that ended their request
+        self.failed_steps = 0
         self.totals = np.zeros(4, np.int64)  # prompt, output, prefix queried, prefix hit
         self._ends: list[Ending] = []
         self._service = np.zeros(0)  # by index in the core
@@ -206,6 +209,12 @@ class Bins:
                 self.preempted[reason] += 1
         self.set_load(running, waiting, kv_free, kv_live, kv_total)
 
+    def on_errors(self, retried: int, failed: int, whole_step: bool) -> None:
+        """Chunks of one step on which the engine failed; `whole_step`: on all of them."""
+        with self._lock:
+            self.errors += (retried, failed)
+            self.failed_steps += whole_step
+
     def set_load(self, running: int, waiting: int, kv_free: int, kv_live: int, kv_total: int) -> None:
         """The gauges alone, for changes between slots (a submit or a cancel while nothing runs)."""
         load = self.load
@@ -213,7 +222,7 @@ class Bins:
         load.kv_free, load.kv_live, load.kv_total = kv_free, kv_live, kv_total
 
     def set_fairness(self, service: F64, gap: float, bound: float) -> None:
-        """Service counters by tenant index, the largest lag between two of them, and its proven bound.
+        """Service counters by tenant index, the largest lag between two of them, and H of its bound.
 
         All in card-seconds per unit of weight.
         """

@@ -10,7 +10,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from kaiseki.observe.exposition import expose
-from kaiseki.server.errors import REASON_HEADER, ApiError, invalid
+from kaiseki.server.errors import REASON_HEADER, ApiError, invalid, retry_after
 from kaiseki.server.service import Service
 
 MAX_RECENT = 1000
@@ -37,8 +37,11 @@ async def health(http: HttpRequest, service: Service) -> Response:
     reason = "draining: no new requests are taken" if service.draining else state.reason
     if state.ok and not service.draining:
         return JSONResponse({"status": "ok"})
-    code = "draining" if service.draining else "no_progress"
-    return JSONResponse({"status": code, "reason": reason}, 503, {REASON_HEADER: code})
+    code = "draining" if service.draining else state.code
+    headers = {REASON_HEADER: code}
+    if state.retry_after_s is not None and not service.draining:
+        headers |= retry_after(state.retry_after_s)
+    return JSONResponse({"status": code, "reason": reason}, 503, headers)
 
 
 async def metrics(http: HttpRequest, service: Service) -> Response:

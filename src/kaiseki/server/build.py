@@ -12,6 +12,7 @@ import numpy as np
 
 from kaiseki import config
 from kaiseki.config import Settings
+from kaiseki.core.requests import Request
 from kaiseki.core.scheduler import Scheduler
 from kaiseki.cost.online import OnlineLinear
 from kaiseki.engines.driver import Driver
@@ -19,6 +20,7 @@ from kaiseki.engines.embedded import EmbeddedEngine, EngineDied, ProcessEngine, 
 from kaiseki.engines.embedded.child_process import Child
 from kaiseki.engines.embedded.engine import DTYPES
 from kaiseki.engines.embedded.forward import pool_shape
+from kaiseki.engines.embedded.work import GenerationWork, SamplingParams
 from kaiseki.memory import BlockPool, chain_hashes
 from kaiseki.models import ModelError, Progress, quiet, resolve_model
 from kaiseki.observe.metrics import Bins
@@ -106,10 +108,16 @@ def build(settings: Settings, progress: Progress = quiet, child: Child | None = 
     name = Path(settings.engine.model).name.removesuffix(".gguf")
     bins = Bins(name, settings.metrics.tenant_labels)
     text = EmbeddedText(engine, name, capabilities.max_context_tokens, pool)
-    driver = Driver(scheduler, engine, bins=bins, max_retries=settings.engine.max_retries)
+    driver = Driver(scheduler, engine, bins=bins, recovery=settings.recovery(), probe=probe)
     if isinstance(engine, ProcessEngine):
         engine.watch(driver.break_off)
     return Stack(driver, engine, text)
+
+
+def probe() -> tuple[Request, GenerationWork]:
+    """The smallest request there is, to try an engine that failed on everything; see `Driver`."""
+    sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+    return Request("kaiseki-probe", 1, 1, tenant="kaiseki-probe"), GenerationWork((0,), sampling)
 
 
 def _engine(settings: Settings, progress: Progress, child: Child | None) -> tuple[LocalEngine, BlockPool]:

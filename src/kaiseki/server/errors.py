@@ -18,6 +18,7 @@ _STATUS = {
     Reason.TOO_LONG: 400,
     Reason.OVER_STEP: 400,
     Reason.DRAINING: 503,
+    Reason.ENGINE_FAILING: 503,
     Reason.HOPELESS: 503,
 }
 """Status of a refusal by its reason; any other means that capacity is contended right now (429)."""
@@ -65,12 +66,17 @@ class ApiError(Exception):
         if self.code is not None:
             headers[REASON_HEADER] = self.code
         if self.retry_after_s is not None:
-            headers["retry-after"] = str(max(1, math.ceil(self.retry_after_s)))
+            headers |= retry_after(self.retry_after_s)
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
         if not self.retry:
             headers["x-should-retry"] = "false"  # what OpenAI's own clients look at
         return headers
+
+
+def retry_after(seconds: float) -> dict[str, str]:
+    """The header that says when trying again makes sense, in whole seconds."""
+    return {"retry-after": str(max(1, math.ceil(seconds)))}
 
 
 def ended_badly(update: Update) -> ApiError:

@@ -39,7 +39,7 @@ ERROR_SCHEMA = {
 HEALTH_SCHEMA = {
     "type": "object",
     "required": ["status"],
-    "properties": {"status": {"enum": ["ok", "draining", "no_progress"]}, "reason": _TEXT},
+    "properties": {"status": {"enum": ["ok", "draining", "no_progress", "engine_failing"]}, "reason": _TEXT},
 }
 WHO_AND_HOW_SOON = (*FAIRNESS_HEADERS, *CLASS_HEADERS, *TTFT_HEADERS, *TBT_HEADERS)
 

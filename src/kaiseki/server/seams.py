@@ -29,6 +29,16 @@ class HealthLike(Protocol):
         """Why not, for people; empty when all is well."""
         ...
 
+    @property
+    def code(self) -> str:
+        """Why not, for machines: `no_progress` or `engine_failing`."""
+        ...
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """When trying again makes sense, where it may pass by itself."""
+        ...
+
 
 class DriverLike(Protocol):
     """Runs requests. Everything may be called from any thread; `submit` and `cancel` return at once."""

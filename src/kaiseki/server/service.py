@@ -197,7 +197,8 @@ class Service:
             raise ApiError(503, message, code=Reason.DRAINING.label)
         health = self.driver.health()
         if not health.ok:  # it would wait for ever; whoever balances load should look elsewhere
-            raise ApiError(503, f"Request refused: {health.reason}.", code="no_progress")
+            message = f"Request refused: {health.reason}."
+            raise ApiError(503, message, code=health.code, retry_after_s=health.retry_after_s)
 
     @contextmanager
     def _counted(self, asked: Asked) -> Iterator[None]:
@@ -205,7 +206,7 @@ class Service:
         try:
             yield
         except ApiError as error:
-            for reason in (Reason.QUEUE_FULL, Reason.DRAINING):
+            for reason in (Reason.QUEUE_FULL, Reason.DRAINING, Reason.ENGINE_FAILING):
                 if error.code == reason.label:
                     self.driver.metrics.count_refusal(asked.caller.charged, asked.cls.name, reason)
             raise

@@ -17,6 +17,7 @@ from kaiseki.core.scheduler import Scheduler
 from kaiseki.cost.online import FixedLinear
 from kaiseki.engines.driver import Driver
 from kaiseki.engines.embedded import EmbeddedEngine, GenerationWork, SamplingParams
+from kaiseki.engines.recovery import Recovery
 from kaiseki.engines.updates import Update
 from kaiseki.memory.pool import BlockPool
 from kaiseki.policies.registry import load
@@ -45,7 +46,7 @@ class Served:
         cost = FixedLinear(np.array([1e6, 1e5, 0.0, 1e5, 1.0, 1.0, 0.0]))
         policy = load("sarathi", budget_tokens=24)  # several steps per prompt, decodes beside them
         self.scheduler = Scheduler(policy, self.pool, cost, self.engine.capabilities)
-        self.driver = Driver(self.scheduler, self.engine, max_retries=max_retries)
+        self.driver = Driver(self.scheduler, self.engine, recovery=Recovery(max_retries))
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, Update] = {}
 
