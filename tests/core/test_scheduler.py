@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.harness import MS, START_NS, Bench, S, hashes, job, prompt_ids
+from tests.harness import BUILT_IN, MS, START_NS, Bench, S, hashes, job, prompt_ids
 
 from kaiseki.core.reasons import Event, Outcome, Reason
 from kaiseki.core.requests import ServiceClass
@@ -18,6 +18,14 @@ URGENT = ServiceClass("urgent", ttft_ns=150 * MS, tbt_ns=100 * MS, weight=8.0)
 def events(bench: Bench, event: Event) -> np.ndarray:
     records = bench.driver.history.records.read()
     return records[records["event"] == event]
+
+
+@pytest.mark.parametrize("policy", BUILT_IN)
+def test_a_slot_may_be_decided_before_anybody_came(policy: str) -> None:
+    bench = Bench(policy)
+    assert bench.scheduler.decide(START_NS).empty
+    bench.run([job("first", 20, 3)])
+    bench.check_end()
 
 
 def test_the_champion_is_never_stopped_though_stopping_it_would_cost_least() -> None:

@@ -181,6 +181,8 @@ class Fairness:
             waiting: int64[tenants * LANES], requests that wait.
             limits: float64[N_LIMITS], what the slot left.
         """
+        if not self.names:
+            return
         lanes = np.zeros((3, self.lane_counter.size), np.bool_)
         note_wants(entries, waiting, limits, lanes)
         tenants: Bool = np.any(lanes.reshape(3, -1, LANES), axis=2)

@@ -402,7 +402,7 @@ class Scheduler:
         looking = self.settings.window if self.policy.fair else 0
         while True:
             if looking > 0:
-                groups = self.waiting.by_group()
+                groups = self.waiting.by_group()[: lane_deep.size]  # one tenant too many before the first
                 lane_deep[: groups.size] = groups
                 deep[: groups.size // LANES] = per_tenant(groups)
             else:
