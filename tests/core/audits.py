@@ -179,9 +179,7 @@ def check_ending(client: Client) -> None:
     assert np.isclose(ending.service_ns, client.service_ns)
     if ending.outcome == Outcome.COMPLETED:
         assert client.tokens == expected
-        assert ending.finish == (
-            Finish.STOP if script.output_tokens <= script.max_tokens else Finish.LENGTH
-        )
+        assert ending.finish == (Finish.STOP if script.output_tokens <= script.max_tokens else Finish.LENGTH)
     else:
         assert client.tokens == expected[: len(client.tokens)] and ending.finish == Finish.NONE
     if ending.outcome == Outcome.FAILED:

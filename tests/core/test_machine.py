@@ -135,7 +135,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 def machine(depth: int, policies: tuple[str, ...]) -> type:
     case = type("Machine", (SchedulerMachine,), {"depth": depth, "policies": policies}).TestCase
-    case.settings = settings(max_examples=25, stateful_step_count=30)
+    case.settings = settings(max_examples=30, stateful_step_count=30)
     return case
 
 

@@ -322,9 +322,9 @@ class World:
             self.champion_idle = 0
             kept = old is not None and old.running and old.id in before
             assert not kept, f"{old} was still running"
-            assert all(
-                c.order >= champion.order for c in self.open() if c.running and c.id in before
-            ), "the champion is not the oldest"
+            assert all(c.order >= champion.order for c in self.open() if c.running and c.id in before), (
+                "the champion is not the oldest"
+            )
         self.champion = champion
         if row in decision.rows:
             self.champion_idle = 0
@@ -356,4 +356,3 @@ class Before:
     lane_counter: np.ndarray = field(default_factory=lambda: np.zeros(0))
     running: dict[str, tuple[int, int]] = field(default_factory=dict)
     in_flight: set[str] = field(default_factory=set)
-

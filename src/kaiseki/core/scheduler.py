@@ -414,6 +414,9 @@ class Scheduler:
             if not put_off or looking <= 0:
                 return entries, features
             rows = self._behind(entries, counter, lane_counter, rules[R_LAG])
+            stopped = self.table.preempted_slot[rows] == self.life.slot  # or it would run on at once
+            self.waiting.put_back(rows[stopped])
+            rows = rows[~stopped]
             looking = looking - rows.size if rows.size else 0
             entries = joined(entries, self._measure(rows))
 
