@@ -9,6 +9,7 @@ SCHEDULER = "tests/core/test_scheduler.py"
 FILLING = "tests/core/test_filling.py"
 FAIRNESS = "tests/core/test_fairness.py"
 QUEUES = "tests/core/test_table_and_queues.py"
+REPOSSESSION = "tests/core/test_repossession.py"
 POOL = "tests/memory/test_pool.py"
 POOL_MACHINE = "tests/memory/test_pool_machine.py"
 
@@ -76,8 +77,8 @@ MUTANTS = (
     Mutant(
         "a shared block is freed by its last row only",
         "memory/blocks.py",
-        "    s.blocks[block, ROWS] -= 1\n    s.blocks[block, HOLDS] -= 1\n    if s.blocks[block, ROWS] == 0:\n",
-        "    s.blocks[block, ROWS] -= 1\n    s.blocks[block, HOLDS] -= 1\n    if s.blocks[block, ROWS] <= 1:\n",
+        "    s.blocks[block, HOLDS] -= 1\n    if s.blocks[block, ROWS] == 0:\n",
+        "    s.blocks[block, HOLDS] -= 1\n    if s.blocks[block, ROWS] <= 1:\n",
         (POOL, POOL_MACHINE),
     ),
     Mutant(
@@ -281,8 +282,8 @@ MUTANTS = (
     Mutant(
         "forks are let go when their sibling is stopped",
         "core/lifecycle.py",
-        "        if self._held:\n            for row in rows.tolist():\n                self._release_held(row, now)\n",
-        "",
+        "            for row in rows.tolist():\n                self._release_held(row, now)\n",
+        "            pass\n",
         (MACHINE,),
     ),
     Mutant(
@@ -332,6 +333,6 @@ MUTANTS = (
         "core/scheduler.py",
         "            rows = rows[~stopped]\n",
         "",
-        (MACHINE,),
+        (REPOSSESSION, MACHINE),
     ),
 )
