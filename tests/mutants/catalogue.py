@@ -103,12 +103,10 @@ MUTANTS = (
         (POOL, POOL_MACHINE),
     ),
     Mutant(
-        "leaves are evicted before their parents",
-        "memory/changes.py",
-        "            for page_index in range(lanes[lane, LENGTH] - 1, -1, -1):\n"
-        "                end_wait(s, tables[lane, page_index])\n",
-        "            for page_index in range(lanes[lane, LENGTH]):\n"
-        "                end_wait(s, tables[lane, page_index])\n",
+        "a parent is evicted after its children",
+        "memory/eviction.py",
+        "    while parent >= 0 and s.blocks[parent, HOLDS] == 0:\n",
+        "    while False:\n",
         (POOL, POOL_MACHINE),
     ),
     Mutant(
@@ -331,8 +329,8 @@ MUTANTS = (
     Mutant(
         "a stopped row does not run on in the same slot",
         "core/scheduler.py",
-        "            rows = rows[~stopped]\n",
-        "",
+        "stopped = self.table.preempted_slot[rows] == self.life.slot",
+        "stopped = self.table.preempted_slot[rows] > self.life.slot",
         (REPOSSESSION, MACHINE),
     ),
 )
