@@ -38,6 +38,16 @@ def test_the_champion_is_never_stopped_though_stopping_it_would_cost_least() -> 
     assert story is not None and story.ending is not None and story.ending.preemptions == 0
 
 
+def test_a_decode_that_lacks_one_block_gets_it_at_once() -> None:
+    bench = Bench("kaiseki", blocks=3, audit=True, settings=SchedulerSettings(watermark_ratio=1.0))
+    bench.run([job("long", 30, 16), job("short", 2, 14, START_NS + MS)])
+    bench.check_end()
+    stopped = events(bench, Event.PREEMPTED)
+    assert [bench.driver.history.name_of(int(seq)) for seq in stopped["seq"]] == ["short"]
+    gaps = bench.served["long"].gaps_ns
+    assert max(gaps) < 2 * min(gaps), "it waited for a block that another could give up"
+
+
 def test_a_purchased_row_may_be_the_parent_of_a_waiting_fork() -> None:
     """The fork can't share what its sibling has just lost; it must compute the prompt itself."""
     settings = SchedulerSettings(slo_lambda=100.0, fairness_window=1)
