@@ -120,8 +120,16 @@ def check_decision(world: World, d: Decision) -> None:
         assert world.idle < 2, "requests are open, nothing is in flight, and nothing was decided twice"
     else:
         world.idle = 0
+    check_let_go(world, d.preempted)
     for client in world.open():
         check_reason(world, client, d)
+
+
+def check_let_go(world: World, stopped: np.ndarray) -> None:
+    """Nobody waits for the prompt of a sibling that has just lost it."""
+    t = world.scheduler.table
+    held = t.state == State.HELD
+    assert not np.isin(t.fork_of[held], stopped).any(), "a fork is held for a row that was stopped"
 
 
 def is_decode(world: World, d: Decision) -> np.ndarray:
