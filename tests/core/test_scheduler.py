@@ -48,6 +48,15 @@ def test_a_decode_that_lacks_one_block_gets_it_at_once() -> None:
     assert max(gaps) < 2 * min(gaps), "it waited for a block that another could give up"
 
 
+def test_what_a_prompt_in_parts_still_needs_is_not_given_to_a_newcomer() -> None:
+    settings = SchedulerSettings(watermark_ratio=1.0, max_slot_tokens=16)
+    bench = Bench("kaiseki", blocks=20, block_tokens=4, audit=True, settings=settings)
+    bench.run([job("long", 60, 1), job("urgent", 30, 1, START_NS + MS, cls=LOOSE)])
+    bench.check_end()
+    assert bench.served["urgent"].times_ns[0] > bench.served["long"].times_ns[0]
+    assert events(bench, Event.PREEMPTED).size == 0
+
+
 def test_a_purchased_row_may_be_the_parent_of_a_waiting_fork() -> None:
     """The fork can't share what its sibling has just lost; it must compute the prompt itself."""
     settings = SchedulerSettings(slo_lambda=100.0, fairness_window=1)

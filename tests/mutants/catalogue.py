@@ -247,7 +247,7 @@ MUTANTS = (
         "core/scheduler.py",
         "ceiling - self.kv.live_blocks() - int(found.counts[PROMISED])",
         "ceiling - self.kv.live_blocks()",
-        (MACHINE,),
+        (SCHEDULER, MACHINE),
     ),
     Mutant(
         "who ends leaves the queues",
