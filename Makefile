@@ -16,7 +16,7 @@ REPORT := build/demo.json
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test lint format docs clean
+.PHONY: help setup model demo test coverage lint format docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,18 @@ test: lint ## lint and all tests, under fifteen minutes on two cores
 	@$(BIN)/kaiseki pull > /dev/null || echo "test: the tests that need SmolLM2 will be skipped"
 	@echo "test: pytest with $(JOBS) workers; kernels are compiled the first time, which takes some minutes"
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --max-worker-restart 0 $(PYTEST_ARGS)
+
+# The kernels as ordinary Python, or no line of them would count. Without the tests that only repeat, on many more
+# examples, what the state machine does: uncompiled and traced they would take an hour.
+COVERED := tests/core tests/memory tests/policies $(addprefix tests/scenarios/test_s,01_long_prompt_beside_chats.py \
+    04_urgent_arrival.py 12_burst_past_deadline.py)
+coverage: setup ## what the tests run of core/ and memory/, at least 95 %
+	@echo "coverage: pytest on uncompiled kernels with $(JOBS) workers, some minutes"
+	@NUMBA_DISABLE_JIT=1 $(TEST_ENV) $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --timeout 0 $(PYTEST_ARGS) \
+	    --cov=kaiseki --cov-report= \
+	    --ignore=tests/core/test_fair_shares.py --ignore=tests/core/test_uncompiled.py \
+	    --ignore=tests/memory/test_uncompiled.py $(COVERED)
+	@$(BIN)/python -m coverage report --fail-under=95 --include='*/kaiseki/core/*,*/kaiseki/memory/*'
 
 format: setup ## rewrite the sources in the project's style
 	@$(BIN)/ruff check --quiet --fix .

@@ -289,21 +289,7 @@ class Bench:
 
     def check_slot(self) -> None:
         """What must hold between slots."""
-        self.pool.check()
-        t, s = self.scheduler.table, self.scheduler
-        running = t.running_rows()
-        assert t.running_count <= s.settings.max_batch_size
-        assert sorted(running.tolist()) == np.flatnonzero(t.state == State.RUNNING).tolist()
-        assert len(s.waiting) == int((t.state == State.WAITING).sum())
-        assert s.waiting.tokens == int(t.prompt[t.state == State.WAITING].sum())
-        assert t.open_rows == int((t.state != State.FREE).sum()) == len(s.life.ids)
-        assert (t.confirmed <= t.computed).all()
-        assert (t.computed <= t.prompt + t.outputs + t.pending).all()
-        assert (t.pending >= 0).all() and (t.outputs <= t.max_tokens).all()
-        assert np.isfinite(s.fairness.counter).all()
-        open_now = t.tenant[t.state != State.FREE]
-        counted = s.fairness.open_requests
-        assert counted.tolist() == np.bincount(open_now, minlength=counted.size).tolist()
+        check_consistent(self.scheduler, self.pool)
 
     def check_end(self) -> None:
         """What must hold once everything has ended."""
@@ -314,6 +300,25 @@ class Bench:
         assert self.scheduler.in_flight == 0 or not self.driver.busy
         for served in self.served.values():
             check_served(served)
+
+
+def check_consistent(s: Scheduler, pool: BlockPool) -> None:
+    """Table, queues, running set, counters and KV agree with each other."""
+    pool.check()
+    t = s.table
+    running = t.running_rows()
+    assert t.running_count <= s.settings.max_batch_size
+    assert sorted(running.tolist()) == np.flatnonzero(t.state == State.RUNNING).tolist()
+    assert len(s.waiting) == int((t.state == State.WAITING).sum())
+    assert s.waiting.tokens == int(t.prompt[t.state == State.WAITING].sum())
+    assert t.open_rows == int((t.state != State.FREE).sum()) == len(s.life.ids)
+    assert (t.confirmed <= t.computed).all()
+    assert (t.computed <= t.prompt + t.outputs + t.pending).all()
+    assert (t.pending >= 0).all() and (t.outputs <= t.max_tokens).all()
+    assert np.isfinite(s.fairness.counter).all()
+    open_now = t.tenant[t.state != State.FREE]
+    counted = s.fairness.open_requests
+    assert counted.tolist() == np.bincount(open_now, minlength=counted.size).tolist()
 
 
 def check_served(served: Served) -> None:

@@ -9,19 +9,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.core.books import SLOWEST, Books
 from tests.harness import MS, START_NS, Bench, Job, job
 
-from kaiseki.core.fairness import UNMET, Fairness, note_wants
-from kaiseki.core.lanes import LANE_WEIGHT, LANES
 from kaiseki.core.policy import Policy
 from kaiseki.core.requests import ServiceClass
-from kaiseki.core.scheduler import Filled, Scheduler
+from kaiseki.core.scheduler import Filled
 from kaiseki.core.settings import SchedulerSettings
 from kaiseki.policies.registry import load
 
 # 2 ms a slot, 0.1 ms a decode, 0.05 ms a prefill token: a slot of 256 tokens takes 15 ms.
 CARD = np.array([2e6, 0.1e6, 0.0, 0.05e6, 10.0, 1.0, 0.0])
-SLOWEST = 1.25
 CHAT = ServiceClass("chat", ttft_ns=300 * MS, tbt_ns=60 * MS)
 PLAIN = ServiceClass("plain")
 
@@ -47,68 +45,6 @@ tenants = st.builds(
     chats=st.booleans(),
     every_ms=st.sampled_from((0, 0, 7, 60)),
 )
-
-
-@dataclass
-class Books:
-    """Watches a scheduler's counters: the largest lag, grant, correction and unasked charge so far."""
-
-    scheduler: Scheduler
-    hard_lag: float = 0.0
-    grant: float = 0.0
-    error: float = 0.0
-    worst: float = 0.0
-    worst_lane: float = 0.0
-    unmet_slots: int = 0
-    champions: float = 0.0
-    _champion_waits: int = 0
-
-    def __post_init__(self) -> None:
-        fair, settle, apply = self.scheduler.fairness, self.scheduler.fairness.settle, self.scheduler.apply
-
-        def watched(entries: np.ndarray, waiting: np.ndarray, limits: np.ndarray) -> None:
-            settle(entries, waiting, limits)
-            flags = np.zeros((3, fair.lane_counter.size), np.bool_)
-            note_wants(entries, waiting, limits, flags, np.zeros((3, fair.counter.size), np.bool_))
-            self._look(fair, flags[UNMET])
-
-        def measured(result: object) -> object:
-            before = fair.counter.copy(), fair.lane_counter.copy()
-            applied = apply(result)  # type: ignore[arg-type]
-            for old, new in zip(before, (fair.counter, fair.lane_counter), strict=True):
-                self.error = max(self.error, float(np.abs(new[: old.size] - old).max(initial=0.0)))
-            return applied
-
-        fair.settle = watched  # type: ignore[method-assign]
-        self.scheduler.apply = measured  # type: ignore[method-assign, assignment]
-
-    def _look(self, fair: Fairness, unmet: np.ndarray) -> None:
-        flight = self.scheduler._inflight.get(self.scheduler.life.slot)
-        self.hard_lag = max(self.hard_lag, fair.hard_lag_ns)
-        if flight is not None:
-            share = flight.charged / fair.weight[flight.groups // LANES]
-            self.grant = max(self.grant, float((share / LANE_WEIGHT[flight.groups % LANES]).max()))
-            self._count_champion(flight.decision.rows, share)
-        if fair.lag_ns <= 0:
-            return
-        hungry = unmet.reshape(-1, LANES).any(axis=1)
-        busy = fair.open_requests > 0
-        if hungry.any() and busy.any():
-            self.unmet_slots += 1
-            self.worst = max(self.worst, float(fair.counter[busy].max() - fair.counter[hungry].min()))
-        lanes = fair.lane_counter.reshape(-1, LANES)
-        for tenant in np.flatnonzero(hungry):
-            mine, wants = lanes[tenant], unmet.reshape(-1, LANES)[tenant]
-            self.worst_lane = max(self.worst_lane, float(mine.max() - mine[wants].min()))
-
-    def _count_champion(self, rows: np.ndarray, share: np.ndarray) -> None:
-        if self._champion_waits >= self.scheduler.policy.starving_slots:
-            self.champions += float(share[rows == self.scheduler.champion].sum())
-        self._champion_waits = self.scheduler._champion_waits
-
-    def bound(self, depth: int) -> float:
-        """H + G + epsilon + R, as observed; a champion's steps may all have taken longer than predicted."""
-        return self.hard_lag + self.grant + (depth + 1) * self.error + SLOWEST * self.champions
 
 
 def load_of(parties: list[Tenant]) -> list[Job]:

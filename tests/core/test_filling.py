@@ -223,3 +223,22 @@ def test_who_cannot_be_granted_does_not_hold_others_back() -> None:
     entries = [E(1600, tenant=1), E(16, tenant=0)]
     done = offer(entries, counter=[5000.0, 0.0], lag=400.0, admission=10)
     assert done.chunk == [0, 16] and done.reason[0] == Reason.WATERMARK
+
+
+def test_a_decode_pauses_only_when_its_tenant_is_further_ahead_than_the_hard_lag() -> None:
+    behind = E(500, tenant=1)
+    far = offer([decode(), behind], tokens=100, counter=[1000.0, 0.0, 0.0], lag=100.0, hard_lag=200.0)
+    assert far.chunk == [0, 96] and far.reason[0] == Reason.FAIR_SHARE and far.short[0] > 0
+    near = offer([decode(), behind], tokens=100, counter=[150.0, 0.0, 0.0], lag=100.0, hard_lag=200.0)
+    assert near.chunk[0] == 1, "decodes run on past the lag of prefills"
+    spared = offer([decode(), behind], counter=[1000.0, 0.0, 0.0], lag=100.0, hard_lag=np.inf)
+    assert spared.chunk[0] == 1, "an engine that cannot pause a decode is not asked to"
+
+
+def test_a_lane_further_ahead_than_the_lag_waits_for_the_others_of_its_tenant() -> None:
+    ahead = [1000.0] + [0.0] * (3 * LANES - 1)
+    done = offer([E(300), E(300, lane=3)], tokens=100, lag=100.0, lane_counter=ahead)
+    assert done.chunk == [0, 96] and done.reason[0] == Reason.LANE_SHARE
+    assert done.short[0] >= 1000 - 100 - 110, "ahead by what the other has not caught up, less the lag"
+    other = offer([E(300), E(300, lane=3, tenant=1)], tokens=100, lag=100.0, lane_counter=ahead)
+    assert other.chunk[0] == 96, "lanes are compared inside a tenant only"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.harness import MS, START_NS, Bench, S, hashes, job, prompt_ids
+from tests.harness import BUILT_IN, MS, START_NS, Bench, S, hashes, job, prompt_ids
 
 from kaiseki.core.reasons import Event, Outcome, Reason
 from kaiseki.core.requests import ServiceClass
@@ -20,6 +20,14 @@ def events(bench: Bench, event: Event) -> np.ndarray:
     return records[records["event"] == event]
 
 
+@pytest.mark.parametrize("policy", BUILT_IN)
+def test_a_slot_may_be_decided_before_anybody_came(policy: str) -> None:
+    bench = Bench(policy)
+    assert bench.scheduler.decide(START_NS).empty
+    bench.run([job("first", 20, 3)])
+    bench.check_end()
+
+
 def test_the_champion_is_never_stopped_though_stopping_it_would_cost_least() -> None:
     bench = Bench("kaiseki", blocks=40, block_tokens=4, audit=True)
     # The oldest holds most blocks, so its loss per block freed is the smallest.
@@ -28,6 +36,25 @@ def test_the_champion_is_never_stopped_though_stopping_it_would_cost_least() -> 
     assert events(bench, Event.PREEMPTED).size > 0, "the pool was meant to be too small"
     story = bench.driver.history.story("oldest")
     assert story is not None and story.ending is not None and story.ending.preemptions == 0
+
+
+def test_a_decode_that_lacks_one_block_gets_it_at_once() -> None:
+    bench = Bench("kaiseki", blocks=3, audit=True, settings=SchedulerSettings(watermark_ratio=1.0))
+    bench.run([job("long", 30, 16), job("short", 2, 14, START_NS + MS)])
+    bench.check_end()
+    stopped = events(bench, Event.PREEMPTED)
+    assert [bench.driver.history.name_of(int(seq)) for seq in stopped["seq"]] == ["short"]
+    gaps = bench.served["long"].gaps_ns
+    assert max(gaps) < 2 * min(gaps), "it waited for a block that another could give up"
+
+
+def test_what_a_prompt_in_parts_still_needs_is_not_given_to_a_newcomer() -> None:
+    settings = SchedulerSettings(watermark_ratio=1.0, max_slot_tokens=16)
+    bench = Bench("kaiseki", blocks=20, block_tokens=4, audit=True, settings=settings)
+    bench.run([job("long", 60, 1), job("urgent", 30, 1, START_NS + MS, cls=LOOSE)])
+    bench.check_end()
+    assert bench.served["urgent"].times_ns[0] > bench.served["long"].times_ns[0]
+    assert events(bench, Event.PREEMPTED).size == 0
 
 
 def test_a_purchased_row_may_be_the_parent_of_a_waiting_fork() -> None:

@@ -237,6 +237,8 @@ class Fairness:
             waiting: int64[tenants * LANES], requests that wait.
             limits: float64[N_LIMITS], what the slot left.
         """
+        if not self.names:
+            return
         lanes: Bool = np.zeros((3, self.lane_counter.size), np.bool_)
         tenants: Bool = np.zeros((3, self.counter.size), np.bool_)
         note_wants(entries, waiting, limits, lanes, tenants)

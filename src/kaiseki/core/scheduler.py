@@ -394,7 +394,7 @@ class Scheduler:
         looking = self.settings.window if self.policy.fair else 0
         while True:
             if looking > 0:
-                groups = self.waiting.by_group()
+                groups = self.waiting.by_group()[: lane_deep.size]  # one tenant too many before the first
                 lane_deep[: groups.size] = groups
                 deep[: groups.size // LANES] = per_tenant(groups)
             else:
@@ -406,6 +406,9 @@ class Scheduler:
             if not put_off or looking <= 0:
                 return entries, features
             rows = self._behind(entries, counter, lane_counter, rules[R_LAG])
+            stopped = self.table.preempted_slot[rows] == self.life.slot  # or it would run on at once
+            self.waiting.put_back(rows[stopped])
+            rows = rows[~stopped]
             looking = looking - rows.size if rows.size else 0
             entries = joined(entries, self._measure(rows))
 
@@ -478,8 +481,9 @@ class Scheduler:
         if shut_out["reason"][i] == Reason.NO_ROW:
             victims = ranked[:1]
         else:
-            short = int(np.ceil(shut_out["short"][i]))
-            victims = choose_forced(ranked, self.kv.reclaimable(ranked), short)
+            short, freed = int(np.ceil(shut_out["short"][i])), self.kv.reclaimable(ranked)
+            # Stopping them for less than it needs would only make them compute everything twice.
+            victims = choose_forced(ranked, freed, short) if freed[-1] >= short else ranked[:0]
         newcomer = int(shut_out["row"][i])
         if victims.size:
             gap = float(fair.counter[t.tenant[victims]].max() - counters[i])

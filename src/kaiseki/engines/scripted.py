@@ -145,7 +145,8 @@ class ScriptedEngine:
     def _run(self, i: int, d: Decision, script: Script, result: StepResult) -> int | None:
         row, start, end = int(d.rows[i]), int(d.starts[i]), int(d.starts[i] + d.tokens[i])
         if start <= script.breaks_at < end and row not in self._failed_once:
-            self._failed_once.add(row) if script.retryable else None
+            if script.retryable and self._scripts.get(row) is script:  # else the row has a new owner
+                self._failed_once.add(row)
             result.failed[i], result.retryable[i] = True, script.retryable
             result.message = "scripted failure"
             return None
