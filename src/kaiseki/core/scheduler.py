@@ -44,6 +44,7 @@ from kaiseki.core.limits import (
     N_LIMITS,
 )
 from kaiseki.core.pace import Pace
+from kaiseki.core.pausing import ranks_of_decodes
 from kaiseki.core.policy import Order, Policy
 from kaiseki.core.preemption import choose_forced, choose_purchase, newcomer_value, victim_prices
 from kaiseki.core.protocols import F_DECODES, F_TOKENS, Capabilities, CostModel, KVSpace, OutOfBlocks
@@ -450,7 +451,8 @@ class Scheduler:
             return arrange(t, running, others, found, phase, score)
         entries = joined(running[:decodes], others)
         score = scores_of_prefills(p, t, entries, self._scores(entries, now))
-        return arrange_all(p, t, entries, np.concatenate([np.zeros(decodes), phase]), score)
+        rank = ranks_of_decodes(t, entries, now, self.life.rates[2], found.tightest_ns)
+        return arrange_all(p, t, entries, np.concatenate([np.zeros(decodes), phase]), rank, score)
 
     def _scores(self, entries: Records, now: int) -> F64:
         rows = np.ascontiguousarray(entries["row"])
