@@ -351,7 +351,7 @@ class Scheduler:
         t = self.table
         rows = np.ascontiguousarray(rows)
         cached = self.kv.cached_tokens(rows, t.prompt[rows] + t.outputs[rows] - 1)
-        return waiting_entries(t, rows, cached, self.kv.block_tokens)
+        return waiting_entries(t, rows, cached, self.kv.block_tokens, self.settings.max_passes)
 
     def _fill(self, found: Scan, new: Records, now: int, first: int) -> Filled:
         """Order all entries and grant what fits."""
