@@ -38,9 +38,7 @@ def run(policy: str, depth: int, tenant: str) -> tuple[Bench, list[Job]]:
     high = [
         job(f"h{i}", PROMPT, OUTPUT, START_NS + i * every_ns, cls=HIGH) for i in range(LOAD_NS // every_ns)
     ]
-    low = [
-        job(f"l{i}", PROMPT, OUTPUT, START_NS + (i + 1) * S, cls=LOW, tenant=tenant) for i in range(LOWS)
-    ]
+    low = [job(f"l{i}", PROMPT, OUTPUT, START_NS + (i + 1) * S, cls=LOW, tenant=tenant) for i in range(LOWS)]
     bench = bench_of(policy, depth)
     bench.run([*high, *low], until_ns=START_NS + LOAD_NS)
     return bench, low

@@ -139,9 +139,7 @@ def running_entries(table: RequestTable, found: Scan, block: int) -> Records:
 
 
 @kernel
-def fill_waiting(
-    records: Records, rows: I32, cached: I32, block: int, max_passes: int, out: Records
-) -> None:
+def fill_waiting(records: Records, rows: I32, cached: I32, block: int, max_passes: int, out: Records) -> None:
     """Entries of waiting rows; `cached` is what `KVSpace.cached_tokens` says of them.
 
     Who was passed over `max_passes` times is overdue.
@@ -173,9 +171,7 @@ def fill_waiting(
         entry["whole"] = (known + block - 1) // block - (start + block - 1) // block + entry["copy"]
 
 
-def waiting_entries(
-    table: RequestTable, rows: I32, cached: I32, block: int, max_passes: int
-) -> Records:
+def waiting_entries(table: RequestTable, rows: I32, cached: I32, block: int, max_passes: int) -> Records:
     """ENTRY[n] of waiting candidates; see `fill_waiting`."""
     out: Records = np.empty(rows.size, ENTRY)
     fill_waiting(table.records, rows, cached, block, max_passes, out)

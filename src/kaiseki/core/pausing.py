@@ -19,8 +19,8 @@ def ranks_of_decodes(
     """float64[n]: in which order decodes with a TBT go, before any other criterion; 0 for other entries.
 
     First those that would be late by the next slot, the tightest TBT first: it is for their sake that the
-    slot is short, so they may not be the ones that pause. Then those that can wait, the least time left first;
-    who is late already comes last, as this slot or the next makes no difference to it.
+    slot is short, so they may not be the ones that pause. Then those that can wait, the least time left
+    first; who is late already comes last, as this slot or the next makes no difference to it.
 
     Args:
         table: the request table.
