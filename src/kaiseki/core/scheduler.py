@@ -48,6 +48,7 @@ from kaiseki.core.pausing import ranks_of_decodes
 from kaiseki.core.policy import Order, Policy
 from kaiseki.core.preemption import choose_forced, choose_purchase, newcomer_value, victim_prices
 from kaiseki.core.protocols import F_DECODES, F_TOKENS, Capabilities, CostModel, KVSpace, OutOfBlocks
+from kaiseki.core.quantum import Quantum
 from kaiseki.core.queues import Waiting
 from kaiseki.core.reasons import Event, Outcome, Reason
 from kaiseki.core.recording import record_slot
@@ -106,6 +107,7 @@ class Scheduler:
         self.settings = settings or SchedulerSettings()
         self.table = RequestTable()
         self.fairness = Fairness(self.settings.fairness_window)
+        self.quantum = Quantum(self.settings.quantum_tokens, self.settings.decide_share)
         self.trace = Trace()
         self.waiting = Waiting(self.table, origin_ns)
         self.champion = NO_ROW
@@ -382,7 +384,7 @@ class Scheduler:
                 headroom,
                 bound_ns,
                 found.bare_ns if p.time_bound else np.inf,
-                s.quantum_tokens,
+                self.quantum.tokens,
                 self.kv.block_tokens,
                 p.chunked,
                 p.strict,
