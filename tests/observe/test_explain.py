@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.conformance.workloads import Workload, workloads
 from tests.harness import MS, START_NS, Bench, S, job
 from tests.observe.waits import Watch, longest_slot_ns
@@ -41,6 +42,50 @@ def test_attributed_waits_add_up_to_the_measured_wait(policy: str, depth: int, w
         assert told["timeline"][0]["event"] == "submitted"
         assert told["timeline"][-1]["event"] in ("finished", "expired", "failed", "cancelled")
         assert told["outcome"] == served.outcome.label
+
+
+TIGHT = ServiceClass("tight", ttft_ns=200 * MS, tbt_ns=2_500_000, weight=8.0)
+CROWD = st.lists(
+    st.builds(
+        lambda prompt, outputs, tight, tenant, at, gone: (prompt, outputs, tight, tenant, at, gone),
+        st.integers(1, 40),
+        st.integers(10, 60),
+        st.booleans(),
+        st.sampled_from("ab"),
+        st.integers(0, 60),
+        st.none() | st.none() | st.integers(1, 200),
+    ),
+    min_size=6,
+    max_size=14,
+)
+"""Decodes that don't all fit beside a tight one (four do), of tenants held close together."""
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@given(crowd=CROWD, blocks=st.sampled_from((40, 400)))
+@settings(max_examples=40)
+def test_pauses_of_running_requests_add_up_too(depth: int, crowd: list, blocks: int) -> None:
+    bench = Bench(
+        "kaiseki", depth, blocks=blocks, block_tokens=4, settings=SchedulerSettings(fairness_window=2)
+    )
+    watch = Watch(bench)
+    bench.run(
+        job(
+            f"r{i}",
+            prompt,
+            outputs,
+            START_NS + at * MS,
+            START_NS + (at + gone) * MS if gone else None,
+            tenant=tenant,
+            cls=TIGHT if tight else ServiceClass(),
+        )
+        for i, (prompt, outputs, tight, tenant, at, gone) in enumerate(crowd)
+    )
+    for name, served in bench.served.items():
+        told = bench.driver.explain(name)
+        assert told is not None and served.outcome != Outcome.OPEN
+        assert sum(w["ms"] for w in told["waits"]) == pytest.approx(told["total_wait_ms"], abs=0.05)
+        assert abs(told["total_wait_ms"] * MS - watch.wait_ns(name)) <= longest_slot_ns(bench) + 1000
 
 
 def test_a_pause_that_ends_in_a_preemption_counts_too() -> None:
