@@ -72,6 +72,7 @@ class Scheduling(Section):
     timeout_ms: Positive = 50.0
     fairness_window: Count = 100
     quantum_tokens: Count = 16
+    decide_share: Annotated[float, Field(gt=0, le=1)] = 0.2
     max_slot_tokens: Count = 8192
     budget_tokens: Count | None = None
     policy_settings: dict[str, bool | int | float | str] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from kaiseki.bench.replica import BATCH, OLDEST_NS, TENANTS, Replica
 from kaiseki.cli import app
 from kaiseki.core.reasons import Event, Outcome
 from kaiseki.core.table import State
+from kaiseki.observe.explain import MOST_TOLD
 from kaiseki.policies.registry import load
 
 SIZES = Sizes(
@@ -88,6 +90,33 @@ def test_a_crowd_is_queued_as_if_it_had_been_submitted() -> None:
     s.kv.check()
 
 
+def calls_to_explain(waiting: int, slots: int) -> int:
+    made = replica(waiting=0)
+    made.crowd(waiting)
+    one = made.wait_among_them()
+    for _ in range(slots):
+        made.slot(2)
+    calls = 0
+
+    def count(frame: FrameType, event: str, of: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        told, took_ns = made.explain(one)
+    finally:
+        sys.setprofile(None)
+    assert took_ns > 0 and told["outcome"] == "open" and told["total_wait_ms"] > 0
+    assert {w["reason"] for w in told["waits"]} <= {"slot_running", "no_row", "behind", "lane_share"}
+    return calls
+
+
+def test_explaining_one_takes_the_same_work_however_many_wait_and_however_long() -> None:
+    assert calls_to_explain(20_000, 30) <= calls_to_explain(50, 30) + 20
+    assert calls_to_explain(2_000, 400) <= 25 * MOST_TOLD
+
+
 def test_all_cases_are_measured() -> None:
     document = run(sizes=SIZES)
     shapes = [(c["replicas"], c["running"], c["churn"]) for c in document["cases"]]
@@ -99,6 +128,8 @@ def test_all_cases_are_measured() -> None:
             assert set(case[key]) == PERCENTILES and case[key]["p50"] > 0
         assert (case["submit_us"] is None) == (case["churn"] == 0)
         assert case["total_us"]["mean"] >= case["slot_us"]["mean"]
+    assert set(document["explain_ms"]) == PERCENTILES
+    assert document["targets"][-1]["found"] == document["explain_ms"]["max"] > 0
     assert document["queue_growth_1k_to_1m"] > 0 and document["peer"] is None and document["profile"] == []
     assert [t["ok"] for t in document["targets"]] == [
         t["found"] >= t["target"] if "decisions" in t["name"] else t["found"] <= t["target"]
@@ -148,6 +179,7 @@ def test_the_command_prints_json_and_nothing_else(small: None, monkeypatch: pyte
     monkeypatch.setattr(bench, "TARGET_P99_US", 1e9)
     monkeypatch.setattr(bench, "TARGET_GROWTH", 1e9)
     monkeypatch.setattr(bench, "TARGET_DECISIONS_PER_S", 0.0)
+    monkeypatch.setattr(bench, "TARGET_EXPLAIN_MS", 1e9)
     result = CliRunner().invoke(app, ["bench", "decide", "--policy", "fcfs", "--profile", "--json"])
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)

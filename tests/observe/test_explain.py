@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.conformance.workloads import Workload, workloads
 from tests.harness import MS, START_NS, Bench, S, job
+from tests.observe.waits import Watch, longest_slot_ns
 
+from kaiseki.core.decision import Cutoff
 from kaiseki.core.reasons import Event, Outcome, Reason
 from kaiseki.core.requests import ServiceClass
 from kaiseki.core.settings import SchedulerSettings
@@ -16,32 +19,14 @@ from kaiseki.observe.explain import explain
 from kaiseki.observe.history import History, Story
 
 
-def measured_wait_ns(bench: Bench, name: str) -> int:
-    """From the engine's side: time from entering the queue until the slot that starts it, and pauses.
-
-    A pause lasts from a slot that gave a running request nothing, though it could have used a chunk, to
-    the next that gives it one.
-    """
-    story = bench.driver.history.story(name)
-    assert story is not None and story.ending is not None
-    records = bench.driver.history.records.read()
-    total, since = 0, None
-    for record in records[records["seq"] == story.seq]:
-        event = Event(int(record["event"]))
-        if event == Event.SUBMITTED:
-            since = story.request.arrival_ns
-        elif event in (Event.PREEMPTED, Event.RETRIED, Event.PAUSED):
-            since = int(record["t_ns"]) if since is None else since
-        elif since is not None and event in (Event.ADMITTED, Event.RESUMED):
-            total, since = total + int(record["t_ns"]) - since, None
-    return total + (story.ending.ended_ns - since if since is not None else 0)
-
-
-@pytest.mark.parametrize("policy", ["fcfs", "kaiseki"])
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("policy", ["fcfs", "kaiseki", "vtc", "static"])
 @given(work=workloads())
-@settings(max_examples=25)
-def test_attributed_waits_add_up_to_the_measured_wait(policy: str, work: Workload) -> None:
-    bench = work.bench(policy, 0, True)
+@settings(max_examples=40)
+def test_attributed_waits_add_up_to_the_measured_wait(policy: str, depth: int, work: Workload) -> None:
+    bench = work.bench(policy, depth, True)
+    bench.audit = bench.engine.check = False
+    watch = Watch(bench)
     bench.run(work.jobs)
     for name, served in bench.served.items():
         told = bench.driver.explain(name)
@@ -52,12 +37,55 @@ def test_attributed_waits_add_up_to_the_measured_wait(policy: str, work: Workloa
             )
             continue
         assert sum(w["ms"] for w in told["waits"]) == pytest.approx(told["total_wait_ms"], abs=0.01)
-        slots = [r.ended_ns - r.started_ns for r in bench.engine.results] or [0]
-        assert abs(told["total_wait_ms"] * MS - measured_wait_ns(bench, name)) <= max(slots) + 1
+        assert abs(told["total_wait_ms"] * MS - watch.wait_ns(name)) <= longest_slot_ns(bench) + 1000
         assert all(w["reason"] != "none" for w in told["waits"])
         assert told["timeline"][0]["event"] == "submitted"
         assert told["timeline"][-1]["event"] in ("finished", "expired", "failed", "cancelled")
         assert told["outcome"] == served.outcome.label
+
+
+TIGHT = ServiceClass("tight", ttft_ns=200 * MS, tbt_ns=2_500_000, weight=8.0)
+CROWD = st.lists(
+    st.builds(
+        lambda prompt, outputs, tight, tenant, at, gone: (prompt, outputs, tight, tenant, at, gone),
+        st.integers(1, 40),
+        st.integers(10, 60),
+        st.booleans(),
+        st.sampled_from("ab"),
+        st.integers(0, 60),
+        st.none() | st.none() | st.integers(1, 200),
+    ),
+    min_size=6,
+    max_size=14,
+)
+"""Decodes that don't all fit beside a tight one (four do), of tenants held close together."""
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@given(crowd=CROWD, blocks=st.sampled_from((40, 400)))
+@settings(max_examples=40)
+def test_pauses_of_running_requests_add_up_too(depth: int, crowd: list, blocks: int) -> None:
+    bench = Bench(
+        "kaiseki", depth, blocks=blocks, block_tokens=4, settings=SchedulerSettings(fairness_window=2)
+    )
+    watch = Watch(bench)
+    bench.run(
+        job(
+            f"r{i}",
+            prompt,
+            outputs,
+            START_NS + at * MS,
+            START_NS + (at + gone) * MS if gone else None,
+            tenant=tenant,
+            cls=TIGHT if tight else ServiceClass(),
+        )
+        for i, (prompt, outputs, tight, tenant, at, gone) in enumerate(crowd)
+    )
+    for name, served in bench.served.items():
+        told = bench.driver.explain(name)
+        assert told is not None and served.outcome != Outcome.OPEN
+        assert sum(w["ms"] for w in told["waits"]) == pytest.approx(told["total_wait_ms"], abs=0.05)
+        assert abs(told["total_wait_ms"] * MS - watch.wait_ns(name)) <= longest_slot_ns(bench) + 1000
 
 
 def test_a_pause_that_ends_in_a_preemption_counts_too() -> None:
@@ -80,6 +108,44 @@ def test_a_pause_that_ends_in_a_preemption_counts_too() -> None:
     assert told["total_wait_ms"] == 10 + 30 + 15 + 10
     waits = {w["reason"]: w["ms"] for w in told["waits"]}
     assert waits["no_kv"] == 30 and waits["no_time"] == 10
+
+
+def told_of(history: History, notes: list[tuple[int, Event, Reason]], cuts: dict[int, Reason]) -> dict:
+    """What is said of request r, after such records of its own and such cutoffs, by time in ms."""
+    history.opened(Story(job("r", 10, 5, at_ns=0).request, seq=7, tenant=0))
+    trace = Trace()
+    for slot, t in enumerate(sorted({t for t, *_ in notes} | cuts.keys())):
+        for at, event, reason in notes:
+            if at == t:
+                trace.note(slot, t * MS, np.array([7]), event, reason)
+        cutoffs = [Cutoff(slot, 0, 0.0, -1, cuts[t], 0.0)] if t in cuts else []
+        history.slot(slot, t * MS, trace.drain()[0], cutoffs)
+    told = explain(history, "r", now_ns=100 * MS)
+    assert told is not None
+    return {w["reason"]: w["ms"] for w in told["waits"]}
+
+
+def test_room_that_was_bought_in_vain_does_not_end_the_wait() -> None:
+    notes = [
+        (0, Event.SUBMITTED, Reason.NONE),
+        (10, Event.ADMITTED, Reason.PURCHASED),
+        (10, Event.PASSED_OVER, Reason.NO_TIME),
+        (30, Event.ADMITTED, Reason.SELECTED),
+    ]
+    assert told_of(History(), notes, {}) == {"slot_running": 10, "no_time": 20}
+
+
+def test_in_a_slot_in_which_it_was_looked_at_its_own_reason_counts() -> None:
+    notes = [(0, Event.SUBMITTED, Reason.NONE), (10, Event.PASSED_OVER, Reason.NO_KV)]
+    cuts = {0: Reason.NO_ROW, 10: Reason.BEHIND, 40: Reason.FAIR_SHARE}
+    assert told_of(History(), notes, cuts) == {"no_row": 10, "no_kv": 30, "fair_share": 60}
+
+
+def test_a_wait_whose_beginning_is_forgotten_is_told_whole() -> None:
+    history = History(records=4)
+    notes = [(0, Event.SUBMITTED, Reason.NONE), (10, Event.PASSED_OVER, Reason.NO_KV)]
+    notes += [(20 + t, Event.PASSED_OVER, Reason.NO_ROW) for t in range(4)]
+    assert sum(told_of(history, notes, {}).values()) == 100
 
 
 def test_a_refused_request_is_explained_with_its_numbers() -> None:

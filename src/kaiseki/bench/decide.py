@@ -34,6 +34,9 @@ TARGET_P50_US = 250.0
 TARGET_P99_US = 1_000.0
 TARGET_GROWTH = 1.5
 TARGET_DECISIONS_PER_S = 1_000.0
+TARGET_EXPLAIN_MS = 50.0
+EXPLAINED = 20
+"""How often one of those that wait is explained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ def run(
     made, s = load(policy), sizes or Sizes()
     steps = len(s.decodes) + 4
     cases = []
+    explain_ms: dict[str, float] = {}
     for n, running in enumerate(s.decodes):
         progress(f"{running} decodes", n, steps)
         cases.append(decoding(made, running, s))
@@ -93,7 +97,7 @@ def run(
     queued, built_s = [], []
     for n, waiting in enumerate(s.queues):
         progress(f"{waiting} waiting", len(s.decodes) + 1 + n, steps)
-        case, took = crowded(made, waiting, s)
+        case, took, explain_ms = crowded(made, waiting, s)
         queued.append(case)
         built_s.append(took)
     progress(f"{s.replicas} replicas", steps - 1, steps)
@@ -106,9 +110,10 @@ def run(
         "us_per_running_request": _slope(cases[: len(s.decodes)]),
         "queue_growth_1k_to_1m": growth,
         "queue_built_s": built_s[1],
+        "explain_ms": explain_ms,
         "peer": against,
         "profile": where,
-        "targets": _targets(main["total_us"], growth, many["decisions_per_s"]),
+        "targets": _targets(main["total_us"], growth, many["decisions_per_s"], explain_ms["max"]),
     }
 
 
@@ -152,19 +157,23 @@ def _take_turns(replica: Replica, other: SchedulerPeer | None, sizes: Sizes) -> 
     return costs
 
 
-def crowded(policy: Policy, waiting: int, sizes: Sizes) -> tuple[dict[str, Any], float]:
+def crowded(policy: Policy, waiting: int, sizes: Sizes) -> tuple[dict[str, Any], float, dict[str, float]]:
     """So many wait that can wait for long, or the queue's length would also set how many are given up.
 
-    Also returns how long it took to have them wait, seconds of wall-clock time.
+    Also returns how long it took to have them wait, seconds of wall-clock time, and how long it takes to
+    explain one of them after all the slots, ms of thread CPU time.
     """
     replica = Replica(policy, sizes.running, sizes.slots + sizes.warm_up)
     replica.fill(sizes.running)
     begin = time.perf_counter()
     replica.crowd(waiting)
     took = time.perf_counter() - begin
+    one = replica.wait_among_them()
     with _settled():
         _slots(replica, sizes.churn, sizes.warm_up)
-        return _case("queue", [replica], sizes.churn, _slots(replica, sizes.churn, sizes.slots)), took
+        case = _case("queue", [replica], sizes.churn, _slots(replica, sizes.churn, sizes.slots))
+        explained = percentiles([replica.explain(one)[1] / 1e6 for _ in range(EXPLAINED)])
+    return case, took, explained
 
 
 def replicated(policy: Policy, sizes: Sizes) -> dict[str, Any]:
@@ -226,12 +235,13 @@ def _slope(cases: Sequence[dict[str, Any]]) -> float:
     return float((many["total_us"]["p50"] - few["total_us"]["p50"]) / more) if more else 0.0
 
 
-def _targets(total: dict[str, float], growth: float, per_s: float) -> list[dict[str, Any]]:
+def _targets(total: dict[str, float], growth: float, per_s: float, explain_ms: float) -> list[dict[str, Any]]:
     aims = (
         ("main, p50 us", total["p50"], TARGET_P50_US, True),
         ("main, p99 us", total["p99"], TARGET_P99_US, True),
         ("growth of the slot from 1 K to 1 M waiting", growth, TARGET_GROWTH, True),
         ("decisions/s of the replicas", per_s, TARGET_DECISIONS_PER_S, False),
+        ("explaining one of 1 M waiting, ms", explain_ms, TARGET_EXPLAIN_MS, True),
     )
     return [
         {"name": name, "found": found, "target": aim, "ok": found <= aim if most else found >= aim}

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from kaiseki.cost.online import OnlineLinear
 from kaiseki.engines.reporting import report_endings, report_slot, report_step, write_keys
 from kaiseki.memory.hashing import DIGEST_BYTES, chain_hashes
 from kaiseki.memory.pool import BlockPool
+from kaiseki.observe.explain import explain
 from kaiseki.observe.history import History, Story
 from kaiseki.observe.metrics import Bins
 
@@ -253,6 +254,22 @@ class Replica:
         """
         for done in range(0, waiting, _CROWD):
             self._crowd(min(_CROWD, waiting - done))
+
+    def wait_among_them(self) -> str:
+        """Have one more wait that comes after a crowd, submitted as any other. Its request id."""
+        (last,) = self.arrivals(1)
+        self.submit([last._replace(cls=BATCH)])
+        self.history.note(self.scheduler.trace.drain()[0])
+        return next(reversed(self.scheduler.life.ids))
+
+    def explain(self, request_id: str) -> tuple[dict[str, Any], int]:
+        """Why a request waits, and the thread CPU time in ns that it took to find out."""
+        begin = CLOCK()
+        told = explain(self.history, request_id, self.now)
+        took = CLOCK() - begin
+        if told is None:
+            raise RuntimeError(f"nothing is known of {request_id}")
+        return told, took
 
     def _crowd(self, many: int) -> None:
         life, t, r = self.scheduler.life, self.scheduler.table, self._random

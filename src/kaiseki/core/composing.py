@@ -100,14 +100,17 @@ def scores_of_prefills(policy: Policy, table: RequestTable, others: Records, sco
     return np.where(running, table.admitted_seq[others["row"]].astype(np.float64), scores)
 
 
-def arrange_all(policy: Policy, table: RequestTable, entries: Records, phase: F64, score: F64) -> Records:
-    """Entries in order where decodes compete as well: by phase, score and arrival.
+def arrange_all(
+    policy: Policy, table: RequestTable, entries: Records, phase: F64, rank: F64, score: F64
+) -> Records:
+    """Entries in order where decodes compete as well: by phase, rank, score and arrival.
 
     Args:
         policy: with `Order.ADMISSION` decodes and running prefills go by admission, else decodes lead.
         table: the request table.
         entries: all of them.
         phase: float64[n], of those that are no decodes; ignored for decodes.
+        rank: float64[n], see `pausing.ranks_of_decodes`; only `Order.URGENCY` looks at it.
         score: float64[n], of all.
     """
     rows, decode, waiting = entries["row"], entries["decode"], entries["waiting"]
@@ -120,7 +123,8 @@ def arrange_all(policy: Policy, table: RequestTable, entries: Records, phase: F6
         score = np.where(decode, admitted, score)
     else:
         phase = np.where(decode, np.where(entries["bound"], 0.0, _DECODES), phase)
-    order = np.lexsort((table.seq[rows], score, phase))
+    ranked = (rank,) if policy.order == Order.URGENCY else ()
+    order = np.lexsort((table.seq[rows], score, *ranked, phase))
     ordered: Records = entries[order]
     return ordered
 

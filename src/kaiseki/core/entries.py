@@ -27,6 +27,7 @@ ENTRY = np.dtype(
         ("decode", np.bool_),  # it computes one token after its prompt
         ("bound", np.bool_),  # a decode whose TBT bounds the slot
         ("waiting", np.bool_),  # it does not run yet
+        ("overdue", np.bool_),  # it waits, and was passed over too often
         ("open", np.bool_),  # no final answer yet (used while filling)
     ],
     align=True,
@@ -92,6 +93,7 @@ def _blank(entry: Record) -> None:
     entry["decode"] = False
     entry["bound"] = False
     entry["waiting"] = False
+    entry["overdue"] = False
     entry["open"] = True
 
 
@@ -137,8 +139,11 @@ def running_entries(table: RequestTable, found: Scan, block: int) -> Records:
 
 
 @kernel
-def fill_waiting(records: Records, rows: I32, cached: I32, block: int, out: Records) -> None:
-    """Entries of waiting rows; `cached` is what `KVSpace.cached_tokens` says of them."""
+def fill_waiting(records: Records, rows: I32, cached: I32, block: int, max_passes: int, out: Records) -> None:
+    """Entries of waiting rows; `cached` is what `KVSpace.cached_tokens` says of them.
+
+    Who was passed over `max_passes` times is overdue.
+    """
     for i in range(rows.size):
         r = rows[i]
         row, entry = records[r], out[i]
@@ -156,6 +161,7 @@ def fill_waiting(records: Records, rows: I32, cached: I32, block: int, out: Reco
         entry["start"] = start
         entry["need"] = known - start
         entry["waiting"] = True
+        entry["overdue"] = row["passes"] >= max_passes
         if forks:
             records[parent]["shared_tail"] = True  # its next write may need a copy, too
             entry["parent"] = parent
@@ -165,8 +171,8 @@ def fill_waiting(records: Records, rows: I32, cached: I32, block: int, out: Reco
         entry["whole"] = (known + block - 1) // block - (start + block - 1) // block + entry["copy"]
 
 
-def waiting_entries(table: RequestTable, rows: I32, cached: I32, block: int) -> Records:
+def waiting_entries(table: RequestTable, rows: I32, cached: I32, block: int, max_passes: int) -> Records:
     """ENTRY[n] of waiting candidates; see `fill_waiting`."""
     out: Records = np.empty(rows.size, ENTRY)
-    fill_waiting(table.records, rows, cached, block, out)
+    fill_waiting(table.records, rows, cached, block, max_passes, out)
     return out

@@ -6,12 +6,13 @@ import numpy as np
 
 from kaiseki.core.costs import add_decode, add_prefill, fit_prefill, predict_ns
 from kaiseki.core.decision import F64, I32, I64
-from kaiseki.core.fairness import charge
+from kaiseki.core.fairness import HARD_LAG, charge
 from kaiseki.core.jit import inlined, kernel
 from kaiseki.core.lanes import LANES
 from kaiseki.core.limits import L_ADMISSION, L_BLOCKS, L_ROWS, L_SOLE, L_STARVING, L_TOKENS, is_blocked
 from kaiseki.core.protocols import F_CONTEXT, F_DECODES, F_SLOT, N_FEATURES
 from kaiseki.core.reasons import Reason
+from kaiseki.core.reserving import reserve_for
 from kaiseki.core.table import Record, Records
 
 _SELECTED = int(Reason.SELECTED)
@@ -278,6 +279,7 @@ def fill(
                 charge(group, after - before, counter, weight, lane_counter)
                 before = after
             else:
+                reserve_for(entry, limits, lane_counter, HARD_LAG * rules[R_LAG])
                 closed = closed or (rules[R_STRICT] > 0.0 and entry["waiting"])
             # Who wants more time stays among those that others are compared with, though there is none left.
             if entry["chunk"] == entry["need"] or is_blocked(entry, limits):

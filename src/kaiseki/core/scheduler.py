@@ -44,9 +44,11 @@ from kaiseki.core.limits import (
     N_LIMITS,
 )
 from kaiseki.core.pace import Pace
+from kaiseki.core.pausing import ranks_of_decodes
 from kaiseki.core.policy import Order, Policy
 from kaiseki.core.preemption import choose_forced, choose_purchase, newcomer_value, victim_prices
 from kaiseki.core.protocols import F_DECODES, F_TOKENS, Capabilities, CostModel, KVSpace, OutOfBlocks
+from kaiseki.core.quantum import Quantum
 from kaiseki.core.queues import Waiting
 from kaiseki.core.reasons import Event, Outcome, Reason
 from kaiseki.core.recording import record_slot
@@ -105,6 +107,7 @@ class Scheduler:
         self.settings = settings or SchedulerSettings()
         self.table = RequestTable()
         self.fairness = Fairness(self.settings.fairness_window)
+        self.quantum = Quantum(self.settings.quantum_tokens, self.settings.decide_share)
         self.trace = Trace()
         self.waiting = Waiting(self.table, origin_ns)
         self.champion = NO_ROW
@@ -342,7 +345,7 @@ class Scheduler:
         t = self.table
         rows = np.ascontiguousarray(rows)
         cached = self.kv.cached_tokens(rows, t.prompt[rows] + t.outputs[rows] - 1)
-        return waiting_entries(t, rows, cached, self.kv.block_tokens)
+        return waiting_entries(t, rows, cached, self.kv.block_tokens, self.settings.max_passes)
 
     def _fill(self, found: Scan, new: Records, now: int, first: int) -> Filled:
         """Order all entries and grant what fits."""
@@ -373,7 +376,7 @@ class Scheduler:
                 headroom,
                 bound_ns,
                 found.bare_ns if p.time_bound else np.inf,
-                s.quantum_tokens,
+                self.quantum.tokens,
                 self.kv.block_tokens,
                 p.chunked,
                 p.strict,
@@ -445,7 +448,8 @@ class Scheduler:
             return arrange(t, running, others, found, phase, score)
         entries = joined(running[:decodes], others)
         score = scores_of_prefills(p, t, entries, self._scores(entries, now))
-        return arrange_all(p, t, entries, np.concatenate([np.zeros(decodes), phase]), score)
+        rank = ranks_of_decodes(t, entries, now, self.life.rates[2], found.tightest_ns)
+        return arrange_all(p, t, entries, np.concatenate([np.zeros(decodes), phase]), rank, score)
 
     def _scores(self, entries: Records, now: int) -> F64:
         rows = np.ascontiguousarray(entries["row"])

@@ -15,6 +15,7 @@ class SchedulerSettings:
         fairness_window: how many mean slots of service a tenant may be ahead of the one furthest behind.
         watermark_ratio: new work is admitted only while live blocks <= ratio * pool.
         quantum_tokens: prefill chunks are multiples of this unless they complete the prompt.
+        decide_share: where deciding takes a larger part of the slot than this, the quantum grows.
         max_slot_tokens: most tokens in one slot.
         window: most waiting candidates looked at in one slot.
         max_passes: a candidate passed over this often is taken first as soon as it is feasible.
@@ -28,6 +29,7 @@ class SchedulerSettings:
     fairness_window: int = 100
     watermark_ratio: float = 0.8
     quantum_tokens: int = 16
+    decide_share: float = 0.2
     max_slot_tokens: int = 8192
     window: int = 64
     max_passes: int = 64

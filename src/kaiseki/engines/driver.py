@@ -110,6 +110,7 @@ class Driver:
         self._ended = False
         self._progress_ns = self.clock.now_ns()
         self._candidate_ns = 0.0
+        self._decided_ns = 0  # spent on decisions since the last result
         report_load(self.metrics, scheduler, 0)  # whoever looks before the first slot sees an empty pool
 
     # ------------------------------------------------------------------ from any thread
@@ -321,6 +322,7 @@ class Driver:
                 limit = max(1, int(self.scheduler.settings.timeout_ms * 1e6 / self._candidate_ns))
             decision = self.scheduler.decide(now, limit)
             spent = self.clock.now_ns() - now
+            self._decided_ns += spent
             looked = max(1, min(self.scheduler.settings.window, len(self.scheduler.waiting)))
             self._candidate_ns += 0.1 * (spent / looked - self._candidate_ns)
             records, cutoffs = self.scheduler.trace.drain()
@@ -332,7 +334,11 @@ class Driver:
     def _apply(self, result: StepResult) -> None:
         with self._lock:
             again = self._judge(result)
+            begin = self.clock.now_ns()
             applied = self.scheduler.apply(result)
+            spent = self._decided_ns + self.clock.now_ns() - begin
+            self.scheduler.quantum.observe(spent, result.ended_ns - result.started_ns)
+            self._decided_ns = 0
             self._rest(again, result.ended_ns)
             self.history.note(self.scheduler.trace.drain()[0])  # no decision may follow
             endings = {e.row: e for e in self.scheduler.take_endings()}

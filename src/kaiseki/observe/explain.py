@@ -1,13 +1,14 @@
 """Why a request waited: its life as a timeline, every wait attributed to a reason.
 
-A request that was touched in a slot has a record of its own. For slots in which it was not looked at,
-its reason follows from its key against the cutoff of its tenant's queue that was in force.
+A request that was touched in a slot has a record of its own, which says why in that slot. For slots in
+which it was not looked at, its reason follows from the cutoff of its tenant's queue that was in force.
+What that takes depends on how much is kept of the past, not on how many wait.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,8 @@ from kaiseki.observe.history import History, Story, summary_of
 _WAIT_BEGINS = (Event.SUBMITTED, Event.PREEMPTED, Event.RETRIED)
 _WAIT_ENDS = (Event.ADMITTED, Event.EXPIRED, Event.CANCELLED, Event.FAILED, Event.FINISHED)
 _IN_NO_QUEUE = (Reason.HELD_FOR_FORK, Reason.BACK_OFF)
+_KNOWN_TO_WAIT = (Event.PASSED_OVER, Event.ADMITTED, Event.REKEYED, Event.EXPIRED)
+"""Events that only a request which waits can have first, where the record of its submit is gone."""
 _SHORT_IN = {
     Reason.NO_ROW: "{:.0f} batch row short",
     Reason.NO_KV: "{:.0f} KV blocks short",
@@ -30,15 +33,32 @@ _SHORT_IN = {
 }
 
 
-@dataclass(slots=True)
-class Wait:
-    """One stretch of waiting with one reason."""
+MOST_TOLD = 32
+"""Most parts that a wait is told in; smaller ones are put together by reason."""
 
-    start_ns: int
-    end_ns: int
+WAIT = np.dtype([("ns", np.int64), ("reason", np.int8), ("other", np.int64), ("short_by", np.float64)])
+"""A stretch of waiting with one reason; `other` is the arrival sequence of who went instead, or -1."""
+
+Waits = npt.NDArray[np.void]
+Mark = tuple[int, Reason, int, float]
+"""From when on, why, in whose favour, by how much it was short."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """All waiting of a request with one reason, in favour of one other request."""
+
+    ns: int
     reason: Reason
     yielded_to: str | None
     short_by: float
+
+
+class Past(NamedTuple):
+    """What is kept of the slots in which one tenant's requests waited: CUTOFF[n], and when slots were."""
+
+    cutoffs: npt.NDArray[np.void]
+    decided_ns: npt.NDArray[np.int64]
 
 
 def explain(history: History, request_id: str, now_ns: int) -> dict[str, Any] | None:
@@ -51,12 +71,15 @@ def explain(history: History, request_id: str, now_ns: int) -> dict[str, Any] | 
     records = history.records.read()
     mine = records[records["seq"] == story.seq]
     origin = story.request.arrival_ns
-    waits = _waits(history, story, mine, now_ns)
-    total_ns = sum(w.end_ns - w.start_ns for w in waits)
+    cutoffs = history.cutoffs.read()
+    past = Past(cutoffs[cutoffs["tenant"] == story.tenant], history.slots.read()["decided_ns"])
+    found = _waits(past, story, mine, now_ns)
+    total_ns = int(found["ns"].sum())
+    waits = _merged(history, found)
     return {
         **summary_of(story),
         "timeline": [_event(history, record, origin) for record in mine],
-        "waits": [_told(w) for w in _merged(waits)],
+        "waits": [_told(w) for w in waits],
         "total_wait_ms": round(total_ns / 1e6, 3),
         "counterfactuals": _counterfactuals(waits),
         "summary": _summary(story, waits, total_ns),
@@ -78,18 +101,20 @@ def _refused(story: Story) -> dict[str, Any]:
     }
 
 
-def _waits(history: History, story: Story, mine: npt.NDArray[np.void], now_ns: int) -> list[Wait]:
-    """Stretches from entering the queue to leaving it, and from a pause to the next chunk."""
-    waits: list[Wait] = []
+def _waits(past: Past, story: Story, mine: npt.NDArray[np.void], now_ns: int) -> Waits:
+    """WAIT[n]: stretches from entering the queue to leaving it, and from a pause to the next chunk."""
+    waits: list[Waits] = []
     since: int | None = None
     paused = False
-    marks: list[tuple[int, Reason, int, float]] = []
+    marks: list[Mark] = []
+    if mine.size and mine[0]["event"] in _KNOWN_TO_WAIT:
+        since = story.request.arrival_ns  # the record of its submit has made room for newer ones
     for record in mine:
         event, t_ns = Event(int(record["event"])), int(record["t_ns"])
         mark = (t_ns, Reason(int(record["reason"])), int(record["other"]), float(record["amount"]))
         if event in _WAIT_BEGINS:
             if since is not None:  # it was paused when it was stopped
-                waits += _stretch(history, story, since, t_ns, marks, paused)
+                waits.append(_stretch(past, since, t_ns, marks, paused))
             since, paused = (story.request.arrival_ns if event == Event.SUBMITTED else t_ns), False
             marks = []
         elif event == Event.PASSED_OVER:
@@ -97,79 +122,79 @@ def _waits(history: History, story: Story, mine: npt.NDArray[np.void], now_ns: i
                 paused, marks = True, [(since, Reason.SLOT_RUNNING, -1, 0.0)]
             marks.append(mark)
         elif event == Event.REKEYED and since is not None:
-            waits += _stretch(history, story, since, t_ns, marks, paused)
+            waits.append(_stretch(past, since, t_ns, marks, paused))
             since, paused, marks = t_ns, False, []
         elif event == Event.PAUSED:
             if paused and since is not None:
-                waits += _stretch(history, story, since, t_ns, marks, paused)
+                waits.append(_stretch(past, since, t_ns, marks, paused))
             since, paused, marks = t_ns, True, [mark]
+        elif event == Event.ADMITTED and mark[1] == Reason.PURCHASED:
+            continue  # room was bought for it; that it was taken is a record of its own
         elif since is not None and (event in _WAIT_ENDS or (paused and event == Event.RESUMED)):
-            waits += _stretch(history, story, since, t_ns, marks, paused)
-            since, paused = None, False
+            waits.append(_stretch(past, since, t_ns, marks, paused))
+            since, paused, marks = None, False, []
     if since is not None and story.ending is None:
-        waits += _stretch(history, story, since, now_ns, marks, paused)
-    return waits
+        waits.append(_stretch(past, since, now_ns, marks, paused))
+    return np.concatenate([np.zeros(0, WAIT), *waits])
 
 
-def _stretch(
-    history: History,
-    story: Story,
-    start: int,
-    end: int,
-    marks: list[tuple[int, Reason, int, float]],
-    paused: bool,
-) -> list[Wait]:
+def _stretch(past: Past, start: int, end: int, marks: list[Mark], paused: bool) -> Waits:
     """Cut one wait at every change of reason; the parts add up to the whole."""
-    changes = list(marks)
-    if not paused:
-        slots = history.slots.read()
-        decided = slots["decided_ns"][(slots["decided_ns"] >= start) & (slots["decided_ns"] <= end)]
-        first = int(decided[0]) if decided.size else end
-        changes.append((start, Reason.SLOT_RUNNING, -1, 0.0))
-        changes += _from_cutoffs(history, story, first, end)
-    changes.sort(key=lambda c: c[0])
-    waits: list[Wait] = []
-    for i, (t_ns, reason, other, amount) in enumerate(changes):
-        begin = max(t_ns, start)
-        until = changes[i + 1][0] if i + 1 < len(changes) else end
-        until = min(max(until, begin), end)
-        if until > begin:
-            waits.append(Wait(begin, until, reason, history.name_of(other), amount))
-    return waits
+    own = marks if paused else [(start, Reason.SLOT_RUNNING, -1, 0.0), *marks]
+    cuts = past.cutoffs[:0] if paused else _in_force(past, start, end)
+    n = len(own)
+    begins, rank = np.empty(n + cuts.size, np.int64), np.ones(n + cuts.size)
+    rank[0], rank[n:] = paused, 0
+    waits: Waits = np.zeros(n + cuts.size, WAIT)
+    for i, (t_ns, reason, other, short_by) in enumerate(own):
+        begins[i], waits[i] = t_ns, (0, reason, other, short_by)
+    begins[n:] = cuts["t_ns"]
+    waits["reason"][n:], waits["other"][n:] = cuts["reason"], cuts["seq"]
+    waits["short_by"][n:] = cuts["short_by"]
+    # In a slot in which it was looked at its own record counts, and not where the queue was cut.
+    order = np.lexsort((rank, begins))
+    waits, begins = waits[order], np.clip(begins[order], start, max(start, end))
+    waits["ns"] = np.diff(begins, append=max(start, end))
+    return waits[waits["ns"] > 0]
 
 
-def _from_cutoffs(
-    history: History, story: Story, first: int, end: int
-) -> list[tuple[int, Reason, int, float]]:
-    """Reasons that follow from the queue's cutoffs between its first decision and the end of the wait."""
-    cuts = history.cutoffs.read()
-    cuts = cuts[(cuts["tenant"] == story.tenant) & (cuts["t_ns"] < end)]
-    before = cuts[cuts["t_ns"] < first][-1:]
-    inside = cuts[cuts["t_ns"] >= first]
-    found = []
-    for cut in np.concatenate([before, inside]):
-        reason, since = Reason(int(cut["reason"])), max(int(cut["t_ns"]), first)
-        found.append((since, reason, int(cut["seq"]), float(cut["short_by"])))
-    return found
+def _in_force(past: Past, start: int, end: int) -> npt.NDArray[np.void]:
+    """CUTOFF[n] that say why it waited, from the first decision that could have taken it on."""
+    at = int(np.searchsorted(past.decided_ns, start))
+    first = int(past.decided_ns[at]) if at < past.decided_ns.size else end
+    times = past.cutoffs["t_ns"]
+    before = int(np.searchsorted(times, first))
+    cuts = past.cutoffs[max(before - 1, 0) : int(np.searchsorted(times, end))].copy()
+    cuts["t_ns"] = np.maximum(cuts["t_ns"], first)
+    return cuts
 
 
-def _merged(waits: list[Wait]) -> list[Wait]:
-    """One entry per reason and beneficiary, longest first."""
-    by: dict[tuple[Reason, str | None], Wait] = {}
-    for w in waits:
-        known = by.get((w.reason, w.yielded_to))
-        if known is None:
-            by[w.reason, w.yielded_to] = Wait(0, w.end_ns - w.start_ns, w.reason, w.yielded_to, w.short_by)
-        else:
-            known.end_ns += w.end_ns - w.start_ns
-            known.short_by = min(known.short_by, w.short_by)
-    return sorted(by.values(), key=lambda w: -w.end_ns)
+def _merged(history: History, waits: Waits) -> list[Wait]:
+    """One entry per reason and beneficiary, longest first; small ones together where there are many."""
+    groups = _summed(waits)
+    if groups.size > MOST_TOLD:
+        groups["other"][MOST_TOLD:] = -1
+        groups = _summed(groups)
+    return [
+        Wait(int(g["ns"]), Reason(int(g["reason"])), history.name_of(int(g["other"])), float(g["short_by"]))
+        for g in groups
+    ]
+
+
+def _summed(waits: Waits) -> Waits:
+    """One WAIT per reason and beneficiary: the sum of ns, the least that was short; longest first."""
+    _, first, group = np.unique(waits[["reason", "other"]], return_index=True, return_inverse=True)
+    sums: Waits = waits[first]
+    sums["ns"] = 0
+    np.add.at(sums["ns"], group, waits["ns"])
+    np.minimum.at(sums["short_by"], group, waits["short_by"])
+    return sums[np.argsort(-sums["ns"], kind="stable")]
 
 
 def _told(w: Wait) -> dict[str, Any]:
     return {
         "reason": w.reason.label,
-        "ms": round((w.end_ns - w.start_ns) / 1e6, 3),
+        "ms": round(w.ns / 1e6, 3),
         "yielded_to": w.yielded_to,
         "detail": w.reason.sentence,
     }
@@ -203,8 +228,8 @@ def _event(history: History, record: npt.NDArray[np.void], origin: int) -> dict[
 def _counterfactuals(waits: list[Wait]) -> list[str]:
     """What would have let it run sooner, from the figures behind its longest wait."""
     told = []
-    for w in _merged(waits)[:3]:
-        ms = (w.end_ns - w.start_ns) / 1e6
+    for w in waits[:3]:
+        ms = w.ns / 1e6
         if w.reason in (Reason.NO_KV, Reason.WATERMARK) and w.short_by > 0:
             told.append(f"with {w.short_by:.0f} more KV blocks it would have waited up to {ms:.0f} ms less")
         elif w.reason == Reason.NO_ROW:
@@ -226,10 +251,8 @@ def _summary(story: Story, waits: list[Wait], total_ns: int) -> str:
     else:
         state = f"{e.outcome.sentence}: {e.reason.sentence}"
     text = f"{what} {state}; it waited {total_ns / 1e6:.0f} ms"
-    longest = _merged(waits)[:1]
-    if longest and total_ns > 0:
-        w = longest[0]
-        text += f", {(w.end_ns - w.start_ns) / total_ns:.0%} of it because {w.reason.sentence}"
+    if waits and total_ns > 0:
+        text += f", {waits[0].ns / total_ns:.0%} of it because {waits[0].reason.sentence}"
     if e is not None and e.preemptions:
         text += f"; it was preempted {e.preemptions} times"
     return text + "."

@@ -53,10 +53,15 @@ class Kaiseki(Policy):
         return out
 
     def victim_cost(self, view: View, blocks: I64, now_ns: int) -> F64:
-        """Loss per block freed: the time to compute it again, plus what an undemoted request is worth."""
+        """Loss per block freed: the time to compute it again, plus what an undemoted request is worth.
+
+        Twice that for who was stopped once, and so on. Per block a long prompt is the cheapest to stop, so
+        that the same ones would go again and again.
+        """
         worth = np.where(view.demoted, 0.0, view.weight)
-        loss: F64 = (view.lone_ns / 1e9 + worth) / np.maximum(blocks, 1)
-        return loss
+        loss = (view.lone_ns / 1e9 + worth) * (1.0 + view.preemptions)
+        per_block: F64 = loss / np.maximum(blocks, 1)
+        return per_block
 
 
 @kernel
