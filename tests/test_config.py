@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kaiseki.config import ConfigError, Problem, Settings, key_digest, load, parse, policy
+from kaiseki.config import Settings, key_digest, load, parse, policy
 from kaiseki.core.requests import OnLate
 from kaiseki.core.settings import SchedulerSettings
+from kaiseki.sections import ConfigError, Problem
 
 
 def problems(text: str | bytes) -> dict[str, Problem]:
