@@ -7,20 +7,28 @@ from dataclasses import dataclass
 from kaiseki.cost.cards import Card
 from kaiseki.cost.model_shape import ModelShape, share
 
-EAGER_LAUNCH_US = 8.0
-"""Time the host takes to launch one kernel from eager PyTorch: 5 to 10 microseconds are usual."""
+EAGER_LAUNCH_US = 15.0
+"""Time between kernels when Python launches each: 10 to 20 microseconds are usual in eager PyTorch."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostTime:
-    """Time of an iteration that the host adds and the cards wait for: base + per_token * tokens.
+    """Time of an iteration that the host adds and the cards wait for; nothing, if it works beside them.
 
-    Scheduling, building inputs, sampling, detokenising. Zero for an engine that does this beside the
-    iteration before.
+    Attributes:
+        base_us: per iteration.
+        per_card_us: per iteration and card of a stage, where one process sends each its inputs.
+        per_token_us: per token computed (verified draft tokens too).
+        per_sequence_us: per decode and per prefill chunk: sampling, detokenising, block tables.
+        per_pair_ns: per query-key pair of prefill that every card works on alike, such as masks that are
+            built in full. Engines of 2023 had this; current ones should not.
     """
 
     base_us: float = 0.0
+    per_card_us: float = 0.0
     per_token_us: float = 0.0
+    per_sequence_us: float = 0.0
+    per_pair_ns: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

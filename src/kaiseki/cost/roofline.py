@@ -9,7 +9,7 @@ import numpy as np
 from kaiseki.core.decision import F64
 from kaiseki.core.jit import inlined, kernel, njit
 from kaiseki.core.protocols import F_CHUNKS, F_DECODES, F_SLOT, F_TOKENS, N_FEATURES
-from kaiseki.cost.deployment import Deployment
+from kaiseki.cost.deployment import Deployment, HostTime
 from kaiseki.cost.kernels import EXPERTS, N_FORM, Block, Kernel, form, kernels
 from kaiseki.cost.timing import IDEAL, N_PLANES, kernel_planes
 
@@ -104,10 +104,8 @@ class Roofline:
         """float64[K, N_PLANES, N_FORM] of the kernels that occur, and the host's part."""
         occurs = counts > 0
         terms = each[occurs] * counts[occurs, None, None]
-        time = self.deployment.host
-        if host and (time.base_us or time.per_token_us):
-            per_token = time.per_token_us * 1e3
-            part = form(slot=time.base_us * 1e3, decodes=per_token * self.routing[2], tokens=per_token)
+        if host and self.deployment.host != HostTime():
+            part = _host_form(self.deployment)
             terms = np.concatenate([terms, np.tile(part, (1, N_PLANES, 1))])
         return np.ascontiguousarray(terms)
 
@@ -206,3 +204,16 @@ def _count(k: Kernel, deployment: Deployment, stage: int) -> int:
         "send": int(not last),
     }
     return counts[k.block]
+
+
+def _host_form(deployment: Deployment) -> F64:
+    """The host's part of an iteration, ns: float64[N_FORM]."""
+    host = deployment.host
+    token, sequence = host.per_token_us * 1e3, host.per_sequence_us * 1e3
+    return form(
+        slot=(host.base_us + host.per_card_us * deployment.tp) * 1e3,
+        decodes=token * (1 + deployment.draft_tokens) + sequence,
+        chunks=sequence,
+        tokens=token,
+        pairs=host.per_pair_ns,
+    )
