@@ -10,7 +10,7 @@ from kaiseki.core.decision import F64
 from kaiseki.core.jit import inlined, kernel, njit
 from kaiseki.core.protocols import F_CHUNKS, F_DECODES, F_SLOT, F_TOKENS, N_FEATURES
 from kaiseki.cost.deployment import Deployment, HostTime
-from kaiseki.cost.kernels import EXPERTS, N_FORM, Block, Kernel, form, kernels
+from kaiseki.cost.kernels import EXPERTS, Block, Kernel, form, kernels
 from kaiseki.cost.timing import IDEAL, N_PLANES, kernel_planes
 
 _REACH = 1.5
@@ -91,7 +91,9 @@ class Roofline:
         self._kernels = kernels(deployment)
         efficiency = deployment.card.efficiency
         self._each = np.stack([kernel_planes(k, deployment, efficiency) for k in self._kernels])
-        self._counts = np.array([[_count(k, deployment, s) for k in self._kernels] for s in range(deployment.pp)])
+        self._counts = np.array(
+            [[_count(k, deployment, s) for k in self._kernels] for s in range(deployment.pp)]
+        )
         moe = deployment.model.moe
         routed = (moe.experts, moe.active) if moe else (0, 0)
         self.routing: F64 = np.array([*routed, 1 + deployment.draft_tokens], np.float64)
