@@ -37,7 +37,8 @@ def test_the_core_does_no_io() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["kaiseki.core.scheduler", "kaiseki.policies.registry", "kaiseki.models", "kaiseki.work.catalogue"]
+    "module",
+    ["kaiseki.core.scheduler", "kaiseki.policies.registry", "kaiseki.models", "kaiseki.work.catalogue"],
 )
 def test_light_parts_load_nothing_heavy(module: str) -> None:
     script = f"import sys, {module}; print(*(m for m in {HEAVY!r} if m in sys.modules))"
