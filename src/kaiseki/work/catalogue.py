@@ -42,7 +42,7 @@ def mooncake_conversation(mean_rps: float = fits.MOONCAKE_RPS) -> OneShot:
 
 def chat_sessions(mean_rps: float = fits.MOONCAKE_RPS) -> Sessions:
     """Chats whose turns wait for each other, with the figures of the Mooncake conversation trace."""
-    mean_turns = 1 / (1 - fits.MOONCAKE_BRANCH_SHARE)
+    mean_turns = 1 / (1 - fits.MOONCAKE_FOLLOW_UPS)
     return Sessions(
         poisson(mean_rps / mean_turns),
         mean_turns,

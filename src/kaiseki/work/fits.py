@@ -65,8 +65,10 @@ MOONCAKE_OUTPUT = Quantiles(
 
 MOONCAKE_SYSTEM_BLOCKS = 1
 """All requests share their first block of 512 tokens."""
-MOONCAKE_BRANCH_SHARE = 0.3872
-"""Requests that share more than that with an earlier one, mostly to go on with a conversation."""
+MOONCAKE_FOLLOW_UPS = 0.3872
+"""Requests that share more than that with an earlier one, mostly to go on with a conversation..."""
+MOONCAKE_BRANCH_SHARE = 0.4337
+"""...and how many they are of those with at least a full block after the first."""
 MOONCAKE_LAG = Quantiles(
     PROBABILITIES,
     (
@@ -78,11 +80,12 @@ MOONCAKE_LAG = Quantiles(
 MOONCAKE_DEPTH = Quantiles(
     PROBABILITIES,
     (
-        0.015, 0.042, 0.058, 0.096, 0.143, 0.2, 0.286, 0.407, 0.5, 0.524, 0.6, 0.667, 0.7, 0.75,
-        0.8, 0.833, 0.867, 0.895, 0.917, 0.931, 0.944, 0.958, 0.971, 0.977, 0.983, 1, 1, 1, 1, 1,
+        0.015, 0.029, 0.037, 0.062, 0.111, 0.16, 0.231, 0.375, 0.474, 0.571, 0.677, 0.795, 0.857,
+        0.895, 0.918, 0.933, 0.944, 0.956, 0.964, 0.97, 0.976, 0.982, 0.985, 0.989, 0.991, 0.994, 1,
+        1, 1, 1,
     ),
 )
-"""Shared blocks over own blocks of those requests."""
+"""Shared blocks over own blocks of those requests, weighted by their blocks: what matters is blocks found."""
 MOONCAKE_FIRST = Quantiles(
     PROBABILITIES,
     (

@@ -53,8 +53,9 @@ class PrefixTree:
 
     Attributes:
         system: the roots.
-        branch_share: how many requests share more than a system prompt with an earlier one, 0 to 1.
-        lag: how many requests ago that one was.
+        branch_share: how many share more than a system prompt with an earlier request, of those that are
+            longer than that, 0 to 1.
+        lag: how many requests ago that one was, at least.
         depth: the shared part of a request that branches off, over its own blocks, 0 to 1.
         block_tokens: tokens per block.
 
@@ -77,19 +78,19 @@ class PrefixTree:
             raise ValueError(f"block_tokens must be at least 1, got {self.block_tokens}")
 
 
-TRIES = 8
-"""Earlier requests that are looked at for one long enough to branch off at the depth drawn."""
+TRIES = 128
+"""Requests looked at, from the lag drawn on, for one long enough to branch off at the depth drawn."""
 
 
 class Grower:
-    """A tree as it grows; it remembers as many requests as the greatest lag."""
+    """A tree as it grows; it remembers as many requests as the greatest lag and `TRIES`."""
 
     def __init__(self, tree: PrefixTree, rng: np.random.Generator) -> None:
         self._tree = tree
         self._rng = rng
         self._next_id = tree.system.ids
         self._recent: list[I64] = []
-        self._keep = int(tree.lag.values[-1])
+        self._keep = int(tree.lag.values[-1]) + TRIES
 
     def grow(self, prompt_tokens: I32) -> Blocks:
         """The blocks of the next requests, by their prompt lengths int32[n].
@@ -98,11 +99,12 @@ class Grower:
         """
         tree, rng, n = self._tree, self._rng, len(prompt_tokens)
         roots = tree.system.choose(rng, n).tolist()
-        branches = (rng.random(n) < tree.branch_share).tolist()
-        lags = np.rint([tree.lag.sample(rng, n) for _ in range(TRIES)]).astype(np.int64).T.tolist()
+        chosen = rng.random(n) < tree.branch_share
+        lags = np.rint(tree.lag.sample(rng, n)).astype(np.int64).tolist()
         depths = tree.depth.sample(rng, n)
         own = -(-prompt_tokens.astype(np.int64) // tree.block_tokens)
         most = (prompt_tokens - 1) // tree.block_tokens
+        branches = (chosen & (most > tree.system.blocks)).tolist()
         deep = np.maximum(np.rint(depths * own), tree.system.blocks + 1)
         shared = np.minimum(deep, most).astype(np.int64).tolist()
         rows = []
@@ -120,15 +122,13 @@ class Grower:
             del self._recent[: -self._keep]
         return Blocks.of(rows, tree.block_tokens)
 
-    def _earlier(self, lags: list[int], shared: int) -> I64:
-        """The first `shared` blocks of an earlier request, or of the longest of those tried."""
-        best = self._recent[-1]
-        for lag in lags:
-            if lag > len(self._recent):
-                continue
-            one = self._recent[-lag]
+    def _earlier(self, lag: int, shared: int) -> I64:
+        """The first `shared` blocks of an earlier request, or what the longest of those tried has of them."""
+        start = max(len(self._recent) - lag, 0)
+        best = self._recent[start]
+        for one in self._recent[start : max(start - TRIES, 0) : -1]:
             if len(one) > shared:
                 return one[:shared]
             if len(one) > len(best):
                 best = one
-        return best[: min(shared, max(len(best) - 1, 0))]
+        return best[: min(shared, len(best) - 1)]
