@@ -25,7 +25,14 @@ from kaiseki.core.protocols import (
 )
 from kaiseki.cost.cards import BYTES, Precision
 from kaiseki.cost.deployment import Deployment
-from kaiseki.cost.model_shape import Matrix, ModelShape, attention_matrices, ffn_matrices, layer_kv_numbers, share
+from kaiseki.cost.model_shape import (
+    Matrix,
+    ModelShape,
+    attention_matrices,
+    ffn_matrices,
+    layer_kv_numbers,
+    share,
+)
 
 EXPERTS = N_FEATURES
 N_FORM = N_FEATURES + 1

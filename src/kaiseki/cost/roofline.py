@@ -10,7 +10,7 @@ from kaiseki.core.decision import F64
 from kaiseki.core.jit import inlined, kernel, njit
 from kaiseki.core.protocols import F_CHUNKS, F_DECODES, F_SLOT, F_TOKENS, N_FEATURES
 from kaiseki.cost.deployment import Deployment, HostTime
-from kaiseki.cost.kernels import EXPERTS, N_FORM, Block, Kernel, form, kernels
+from kaiseki.cost.kernels import EXPERTS, Block, Kernel, form, kernels
 from kaiseki.cost.timing import IDEAL, N_PLANES, kernel_planes
 
 _REACH = 1.5
@@ -91,7 +91,9 @@ class Roofline:
         self._kernels = kernels(deployment)
         efficiency = deployment.card.efficiency
         self._each = np.stack([kernel_planes(k, deployment, efficiency) for k in self._kernels])
-        self._counts = np.array([[_count(k, deployment, s) for k in self._kernels] for s in range(deployment.pp)])
+        self._counts = np.array(
+            [[_count(k, deployment, s) for k in self._kernels] for s in range(deployment.pp)]
+        )
         moe = deployment.model.moe
         routed = (moe.experts, moe.active) if moe else (0, 0)
         self.routing: F64 = np.array([*routed, 1 + deployment.draft_tokens], np.float64)
@@ -111,7 +113,8 @@ class Roofline:
 
     def _ideal_terms(self) -> F64:
         each = np.stack([kernel_planes(k, self.deployment, IDEAL) for k in self._kernels])
-        each[:, -1] = 0.0
+        each[:, -1] = 0.0  # no launches
+        each[[k.family in ("all_reduce", "send") for k in self._kernels]] = 0.0
         return self._summed(self._counts.sum(0), each, host=False)
 
     def stage_terms(self, stage: int) -> F64:
@@ -142,7 +145,10 @@ class Roofline:
         return result
 
     def busy_share(self, features: F64) -> float:
-        """Time a perfect card would need for the pass over the time of the pass, in [0, 1]."""
+        """Share of the pass in which a card's units or memory are busy, in [0, 1].
+
+        What computing and moving would take at the datasheet's rates, over the time of the pass.
+        """
         time = self.iteration_ns(features)
         return float(one_modelled_ns(self._ideal, self.routing, features)) / time if time > 0 else 0.0
 
