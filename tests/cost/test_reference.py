@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-
 from benchmarks.cost_model import fit_host, halves, layer_ms, system_ms
-from kaiseki.cost.deployment import HostTime
 from tests.cost.reference import KERNELS, SMALL, SYSTEM, Point
+
+from kaiseki.cost.deployment import HostTime
 
 TOLERANCE = 0.20
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kaiseki.core.costs import gradient_ns, predict_ns
+from kaiseki.core.costs import predict_ns
 from kaiseki.core.decision import F64
 from kaiseki.core.jit import kernel
-from kaiseki.core.protocols import F_DECODES, N_FEATURES
+from kaiseki.core.protocols import N_FEATURES
 from kaiseki.cost.cards import card_names, load_card
 from kaiseki.cost.deployment import EAGER_LAUNCH_US, Deployment, HostTime
 from kaiseki.cost.features import chunk_features
@@ -51,7 +51,7 @@ def test_it_is_the_sum_of_its_kernels_and_of_its_stages(model: Roofline, feature
     each = [(model.stage_terms(s) @ np.append(features, visited)).max(1).sum() for s in stages]
     assert sum(each) == pytest.approx(time, rel=1e-9)
     if features.any():
-        assert max(each) < time if len(each) > 1 else True
+        assert len(each) == 1 or max(each) < time
 
 
 @given(st.sampled_from(MODELS), st.lists(sets, min_size=1, max_size=5))
@@ -81,7 +81,7 @@ def test_with_experts_the_planes_bound_the_model_and_touch_it(
     assert (fresh.planes() >= 0).all()
     assert planes_ns(fresh.planes(), features) >= fresh.iteration_ns(features) * (1 - 1e-12)
     apart = planes_ns(fresh.planes(), here) / fresh.iteration_ns(here) - 1
-    assert apart < (1e-12 if decodes > 1 else 0.01)
+    assert apart < 1e-12
 
 
 @given(st.sampled_from(MODELS), sets)
@@ -139,9 +139,7 @@ def test_a_stage_is_faster_than_the_pass_and_the_host_counts_once() -> None:
 
 def test_eager_launches_slow_down_small_steps_only() -> None:
     shape, card = load_model("llama-3-8b"), load_card("h100")
-    graph, eager = (
-        Roofline(Deployment(shape, card, launch_us=launch)) for launch in (0.0, EAGER_LAUNCH_US)
-    )
+    graph, eager = (Roofline(Deployment(shape, card, launch_us=launch)) for launch in (0.0, EAGER_LAUNCH_US))
     small, large = chunk_features([100]), chunk_features([], [0], [32_768])
     assert eager.iteration_ns(small) > 1.05 * graph.iteration_ns(small)
     assert eager.iteration_ns(large) < 1.01 * graph.iteration_ns(large)
@@ -166,10 +164,13 @@ def test_each_part_of_the_host_is_counted() -> None:
     assert model.kernel_ns(features)["host"] == pytest.approx(expected)
 
 
-@given(st.integers(1, 512), st.integers(1, 16), st.floats(0, 1e5))
-def test_experts_visited(experts: int, active: int, tokens: float) -> None:
-    visited = experts_visited(float(experts), float(active), tokens)
-    assert 0 <= visited <= min(experts, active * tokens) * (1 + 1e-9) or active > experts or tokens < 1
+@given(st.integers(1, 512), st.data(), st.integers(1, 100_000))
+def test_experts_visited_are_few_at_first_and_never_more_than_there_are(
+    experts: int, data: st.DataObject, tokens: int
+) -> None:
+    active = data.draw(st.integers(1, experts))
+    visited = experts_visited(float(experts), float(active), float(tokens))
+    assert active * (1 - 1e-9) <= visited <= min(experts, active * tokens) * (1 + 1e-9)
 
 
 def test_experts_visited_against_drawing_them() -> None:
@@ -184,12 +185,6 @@ def test_few_tokens_read_few_experts() -> None:
     one, many = chunk_features([100]), chunk_features([100] * 64)
     times = [QWEN.kernel_ns(f)["moe.experts_ffn_in"] for f in (one, many)]
     assert times[1] > 5 * times[0]
-
-
-def test_the_gradient_is_taken_from_the_planes() -> None:
-    slope = np.zeros(N_FEATURES)
-    gradient_ns(LLAMA.planes(), chunk_features([1000] * 8), slope)
-    assert slope[F_DECODES] > 0
 
 
 def test_headroom_is_as_asked() -> None:
