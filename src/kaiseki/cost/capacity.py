@@ -24,15 +24,14 @@ def weight_bytes(deployment: Deployment) -> float:
 
 def _stage_bytes(deployment: Deployment, stage: int) -> float:
     model, tp = deployment.model, deployment.tp
-    layers = deployment.stage_layers(stage)
-    dense = len(range(layers.start, min(layers.stop, model.layers - model.moe_layers)))
-    block = sum(m.numbers for m in attention_matrices(model, tp)) * len(layers)
+    layers, dense = len(deployment.stage_layers(stage)), deployment.stage_dense_layers(stage)
+    block = sum(m.numbers for m in attention_matrices(model, tp)) * layers
     block += sum(m.numbers for m in ffn_matrices(model, model.ffn, tp)) * dense
     wide = 0
     if model.moe:
         expert = sum(m.numbers for m in ffn_matrices(model, model.moe.ffn, tp))
-        block += expert * (model.moe.experts + model.moe.shared) * (len(layers) - dense)
-        wide += model.hidden * model.moe.experts * (len(layers) - dense)
+        block += expert * (model.moe.experts + model.moe.shared) * (layers - dense)
+        wide += model.hidden * model.moe.experts * (layers - dense)
     ends = {0, deployment.pp - 1}
     if stage in ends:
         table = share(model.vocabulary, tp) * model.hidden
