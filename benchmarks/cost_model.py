@@ -14,13 +14,13 @@ from dataclasses import astuple, replace
 
 import numpy as np
 from scipy.optimize import least_squares
+from tests.cost.reference import DISPUTED, KERNELS, SMALL, SYSTEM, Point
 
 from kaiseki.core.decision import F64
 from kaiseki.cost.cards import Card, load_card
 from kaiseki.cost.deployment import Deployment, HostTime
 from kaiseki.cost.hf_config import load_model
 from kaiseki.cost.roofline import Roofline
-from tests.cost.reference import DISPUTED, KERNELS, SMALL, SYSTEM, Point
 
 LARGE_MODEL, SMALL_MODEL = load_model("llama-2-70b"), load_model("llama-3-8b")
 CARDS = {name: load_card(name) for name in ("a100-80", "h100")}

@@ -76,6 +76,11 @@ class Deployment:
         first = stage * each + min(stage, rest)
         return range(first, first + each + (stage < rest))
 
+    def stage_dense_layers(self, stage: int) -> int:
+        """How many layers of a stage have a dense feed-forward block."""
+        layers, model = self.stage_layers(stage), self.model
+        return len(range(layers.start, min(layers.stop, model.layers - model.moe_layers)))
+
     @property
     def most_layers(self) -> int:
         """Layers of the fullest stage."""

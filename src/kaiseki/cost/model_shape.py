@@ -54,8 +54,8 @@ class ModelShape(Strict):
         sources: where each figure comes from, by its dotted path.
     """
 
-    id: str
-    name: str
+    id: str = "custom"
+    name: str = "custom"
     layers: PositiveInt
     hidden: PositiveInt
     heads: PositiveInt

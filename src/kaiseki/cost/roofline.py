@@ -82,6 +82,8 @@ class Roofline:
 
     Attributes:
         terms: float64[K, N_PLANES, N_FORM], ns: one pass through all stages, for `modelled_ns`.
+        ideal_terms: as `terms`, with computing and moving at the datasheet's rates and nothing else; their
+            time is what `busy_share` counts as busy.
         routing: float64[3] for `modelled_ns`.
     """
 
@@ -98,7 +100,7 @@ class Roofline:
         routed = (moe.experts, moe.active) if moe else (0, 0)
         self.routing: F64 = np.array([*routed, 1 + deployment.draft_tokens], np.float64)
         self.terms: F64 = self._summed(self._counts.sum(0), self._each, host=True)
-        self._ideal = self._ideal_terms()
+        self.ideal_terms: F64 = self._at_datasheet_rates()
         self._anchor = 1.0
         self._planes = self._tangent()
 
@@ -111,9 +113,10 @@ class Roofline:
             terms = np.concatenate([terms, np.tile(part, (1, N_PLANES, 1))])
         return np.ascontiguousarray(terms)
 
-    def _ideal_terms(self) -> F64:
+    def _at_datasheet_rates(self) -> F64:
         each = np.stack([kernel_planes(k, self.deployment, IDEAL) for k in self._kernels])
-        each[:, -1] = 0.0
+        each[:, -1] = 0.0  # no launches
+        each[[k.family in ("all_reduce", "send") for k in self._kernels]] = 0.0
         return self._summed(self._counts.sum(0), each, host=False)
 
     def stage_terms(self, stage: int) -> F64:
@@ -144,9 +147,12 @@ class Roofline:
         return result
 
     def busy_share(self, features: F64) -> float:
-        """Time a perfect card would need for the pass over the time of the pass, in [0, 1]."""
+        """Share of the pass in which a card's units or memory are busy, in [0, 1].
+
+        What computing and moving would take at the datasheet's rates, over the time of the pass.
+        """
         time = self.iteration_ns(features)
-        return float(one_modelled_ns(self._ideal, self.routing, features)) / time if time > 0 else 0.0
+        return float(one_modelled_ns(self.ideal_terms, self.routing, features)) / time if time > 0 else 0.0
 
     def energy_j(self, features: F64) -> float:
         """Energy of one pass, joules: time * (idle + busy_share * (peak - idle)) on the cards of a stage.
@@ -194,14 +200,13 @@ class Roofline:
 
 def _count(k: Kernel, deployment: Deployment, stage: int) -> int:
     """How often a kernel occurs in a stage."""
-    layers, model = deployment.stage_layers(stage), deployment.model
-    dense = len(range(layers.start, min(layers.stop, model.layers - model.moe_layers)))
+    layers, dense = len(deployment.stage_layers(stage)), deployment.stage_dense_layers(stage)
     last = stage == deployment.pp - 1
     counts: dict[Block, int] = {
         "embedding": int(stage == 0),
-        "attention": len(layers),
+        "attention": layers,
         "dense": dense,
-        "moe": len(layers) - dense,
+        "moe": layers - dense,
         "head": int(last),
         "send": int(not last),
     }

@@ -16,7 +16,7 @@ IDEAL = Efficiency(
     gemm_compute=1, gemm_memory=1, attention_compute=1, attention_memory=1, elementwise_memory=1,
     link=1, serial=0, kernel_us=0,
 )  # fmt: skip
-"""The datasheet's own figures."""
+"""The datasheet's own figures, reached in full."""
 
 
 def kernel_planes(kernel: Kernel, deployment: Deployment, efficiency: Efficiency) -> F64:
@@ -53,6 +53,6 @@ def _link_planes(kernel: Kernel, deployment: Deployment, efficiency: Efficiency)
     """
     link = deployment.card.peers
     hops = 2 * (deployment.tp - 1) if kernel.family == "all_reduce" else 1
-    fixed = efficiency.kernel_us + (hops * link.latency_us if efficiency is not IDEAL else 0.0)
-    time = form(slot=fixed * 1e3) + kernel.traffic / (link.gb_s * efficiency.link)
+    fixed_us = efficiency.kernel_us + hops * link.latency_us
+    time = form(slot=fixed_us * 1e3) + kernel.traffic / (link.gb_s * efficiency.link)
     return np.stack([time, time, form(slot=deployment.launch_us * 1e3)])
