@@ -11,14 +11,24 @@ import typer
 from kaiseki.commands.common import STDOUT, JsonFile, fail, write_json
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.table import Table
 
     from kaiseki.core.policy import Policy
     from kaiseki.sim.run import Case
+    from kaiseki.work.batches import Batch
+
+PLAIN_WIDTH = 110
+"""Where there is no terminal to ask."""
+GENERATED = 2_000
+"""Requests of a generated workload, which has no end."""
 
 
 def sim(
-    trace: Annotated[Path, typer.Argument(help="Trace of requests.", show_default=False)],
+    trace: Annotated[
+        str, typer.Argument(metavar="TRACE", help="Trace file, or a generated workload.", show_default=False)
+    ],
     trace_format: Annotated[
         str, typer.Option("--format", help="auto, mooncake, azure or burstgpt.")
     ] = "auto",
@@ -29,7 +39,8 @@ def sim(
     classes: Annotated[str, typer.Option(metavar="NAME|FILE", help="Classes and tenants.")] = "mixed",
     scale: Annotated[float, typer.Option(min=1e-6, help="Arrivals come so many times as fast.")] = 1.0,
     requests: Annotated[
-        int | None, typer.Option(min=1, help="Only the first so many.", show_default="all")
+        int | None,
+        typer.Option(min=1, help="Only the first so many.", show_default="all, or 2000 generated ones"),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Assignments to classes; the median counts.")] = 1,
     budget: Annotated[
@@ -50,7 +61,8 @@ def sim(
 ) -> None:
     """Replay a trace on a simulated fleet under one or more policies, and compare what users would see.
 
-    Clusters and classes that come along: 70b-8xa100, 70b-4xa100, 70b-32xh100; chat, mixed.
+    Generated workloads: azure-conversation, mooncake-conversation, chat-sessions, agent-programs.
+    Clusters that come along: 70b-8xa100, 70b-4xa100, 70b-32xh100. Classes: chat, mixed.
 
     Example: kaiseki sim azure_conv_2023.csv --requests 2000 --scale 0.5 --policy fcfs --policy kaiseki
     """
@@ -62,6 +74,8 @@ def sim(
     case = _case(trace, trace_format, cluster, classes, scale, requests, router)
     policies = [_policy(name, budget, expiry) for name in policy or ["fcfs", "kaiseki"]]
     console = Console(stderr=json == STDOUT)
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
     document: dict[str, Any] = {"policies": {}, "goodput": {}}
     try:
         for name, made in zip(policy or ["fcfs", "kaiseki"], policies, strict=True):
@@ -83,7 +97,7 @@ def sim(
 
 
 def _case(
-    trace: Path,
+    trace: str,
     trace_format: str,
     cluster: str,
     classes: str,
@@ -96,6 +110,7 @@ def _case(
     from kaiseki.sim.routers import ROUTERS
     from kaiseki.sim.run import Case
     from kaiseki.work import classes as plans
+    from kaiseki.work.catalogue import CATALOGUE
     from kaiseki.work.shaping import Shape
     from kaiseki.work.traces.opening import READERS, load
 
@@ -103,8 +118,8 @@ def _case(
         fail(f"--router {router!r}: must be one of {', '.join(ROUTERS)}")
     if trace_format not in ("auto", *READERS):
         fail(f"--format {trace_format!r}: must be one of auto, {', '.join(READERS)}")
-    if not trace.is_file():
-        fail(f"{trace}: no such file")
+    if not Path(trace).is_file() and trace not in CATALOGUE:
+        fail(f"{trace}: no such file, and none of the generated workloads {', '.join(CATALOGUE)}")
     try:
         plan = plans.load(classes)
         fleet = clusters.fleet(clusters.load(cluster))
@@ -113,13 +128,15 @@ def _case(
     except OSError as error:
         known = ", ".join((*clusters.shipped(), *plans.shipped()))
         fail(f"{error.filename}: {error.strerror}; what comes along: {known}")
-    return Case(
-        stream=lambda shape: load(trace, trace_format, shape),  # type: ignore[arg-type]
-        plan=plan,
-        fleet=fleet,
-        shape=Shape(rate_scale=scale, requests=requests),
-        router=router,
-    )
+    generated = None if Path(trace).is_file() else CATALOGUE[trace]()
+
+    def stream(shape: Shape) -> Iterator[Batch]:
+        if generated is not None:
+            return shape.apply(generated.stream(seed=1))
+        return load(Path(trace), trace_format, shape)  # type: ignore[arg-type]
+
+    least = GENERATED if generated is not None and requests is None else requests
+    return Case(stream, plan, fleet, Shape(rate_scale=scale, requests=least), router)
 
 
 def _policy(name: str, budget: str, expiry: bool) -> Policy:
@@ -173,9 +190,9 @@ def _table(document: dict[str, Any]) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in ("policy", "class", "attained", "TTFT ms p50 / 90 / 99", "gap ms p50 / 99", "tokens/s"):
-        table.add_column(heading, justify="left" if heading in ("policy", "class") else "right")
+        table.add_column(heading, justify="left" if heading in ("policy", "class") else "right", no_wrap=True)
     for name, run in document["policies"].items():
         tokens = "" if run["budget_tokens"] is None else f", {run['budget_tokens']}"
         label = f"{name}{tokens}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from kaiseki.work import fits
@@ -68,7 +68,7 @@ def agent_programs(mean_rps: float = 2.0) -> Sessions:
     )
 
 
-CATALOGUE = {
+CATALOGUE: dict[str, Callable[..., Workload]] = {
     "azure-conversation": azure_conversation,
     "mooncake-conversation": mooncake_conversation,
     "chat-sessions": chat_sessions,
