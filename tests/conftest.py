@@ -21,7 +21,8 @@ settings.register_profile(
 settings.register_profile("search", parent=settings.get_profile("ci"), derandomize=False, max_examples=2000)
 settings.load_profile("ci")
 
-TRACES = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
+BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
+TRACES = Path(os.environ.get("KAISEKI_TRACES", BESIDE))
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +38,7 @@ def smollm2() -> Path:
 
 @pytest.fixture(scope="session")
 def shared_traces() -> Path:
-    """Folder of recorded request traces that lies beside the checkout."""
+    """Folder of recorded request traces: beside the checkout, or where KAISEKI_TRACES says."""
     if not TRACES.is_dir():
-        pytest.skip(f"no request traces in {TRACES}")
+        pytest.skip(f"no request traces in {TRACES}; KAISEKI_TRACES may name another folder")
     return TRACES

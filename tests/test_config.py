@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kaiseki.config import ConfigError, Problem, Settings, key_digest, load, parse, policy
+from kaiseki.config import Settings, key_digest, load, parse, policy
 from kaiseki.core.requests import OnLate
 from kaiseki.core.settings import SchedulerSettings
 from kaiseki.engines.recovery import Recovery
+from kaiseki.sections import ConfigError, Problem
 
 
 def problems(text: str | bytes) -> dict[str, Problem]:

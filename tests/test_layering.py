@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "src" / "kaiseki"
 
 BUILT_IN = {"static", "orca", "fcfs", "priority", "sarathi", "srpt", "edf", "vtc", "urgency-match", "kaiseki"}
-HEAVY = ("torch", "transformers", "fastapi", "uvicorn")
+HEAVY = ("torch", "transformers", "fastapi", "uvicorn", "pandas")
 
 
 def test_layers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,7 +36,10 @@ def test_the_core_does_no_io() -> None:
     assert calls == []
 
 
-@pytest.mark.parametrize("module", ["kaiseki.core.scheduler", "kaiseki.policies.registry", "kaiseki.models"])
+@pytest.mark.parametrize(
+    "module",
+    ["kaiseki.core.scheduler", "kaiseki.policies.registry", "kaiseki.models", "kaiseki.work.catalogue"],
+)
 def test_light_parts_load_nothing_heavy(module: str) -> None:
     script = f"import sys, {module}; print(*(m for m in {HEAVY!r} if m in sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

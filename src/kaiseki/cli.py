@@ -18,6 +18,7 @@ from kaiseki.commands.demo import demo
 from kaiseki.commands.explain import explain
 from kaiseki.commands.pull import pull
 from kaiseki.commands.serve import serve
+from kaiseki.commands.sim import sim
 
 app = typer.Typer(
     name="kaiseki",
@@ -26,7 +27,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, pull, check, explain, demo):
+for command in (serve, pull, check, explain, demo, sim):
     app.command(cls=Command)(command)
 app.add_typer(bench, name="bench")
 

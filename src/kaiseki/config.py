@@ -6,29 +6,33 @@ allowed instead. Every key here is used by the code; there are none for later.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import (
-    BaseModel,
-    ByteSize,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    ValidationError,
-    model_validator,
-)
+from pydantic import ByteSize, Field, StringConstraints, ValidationError
 
 from kaiseki.core.policy import Policy
-from kaiseki.core.requests import OnLate, ServiceClass
+from kaiseki.core.requests import ServiceClass
 from kaiseki.core.settings import SchedulerSettings
 from kaiseki.engines.recovery import Recovery
 from kaiseki.policies import registry
+from kaiseki.sections import (
+    Class,
+    ConfigError,
+    Name,
+    Positive,
+    Problem,
+    Section,
+    instead,
+    keys,
+    mapping,
+    path_of,
+    problem_of,
+    read_yaml,
+    shown,
+)
 
 PRESETS: dict[str, dict[str, Any]] = {
     "conversation": {"scheduling": {"max_batch_size": 64, "max_slot_tokens": 1024}},
@@ -36,29 +40,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Defaults for a kind of use; what the file says wins over them. `conversation`: smaller batches."""
 
 DEFAULT_CLASS = "default"
-TIER_STEP = 100
-"""How far apart the tiers of two classes are in `Request.priority` units, see `kaiseki.server.slo`."""
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Pause = Annotated[float, Field(ge=0, le=30_000)]  # so short that waiting is no stall yet
 Limit = Annotated[int, Field(ge=0)]
-Name = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[\w.\-]+$")]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-
-
-class Section(BaseModel):
-    """A mapping of the file: unknown keys are errors, values are not converted between types."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, populate_by_name=True, allow_inf_nan=False
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _nothing_said(cls, value: Any) -> Any:
-        """A key with nothing after it (`scheduling:`) is an empty section."""
-        return {} if value is None else value
 
 
 class Scheduling(Section):
@@ -75,7 +61,7 @@ class Scheduling(Section):
     decide_share: Annotated[float, Field(gt=0, le=1)] = 0.2
     max_slot_tokens: Count = 8192
     budget_tokens: Count | None = None
-    policy_settings: dict[str, bool | int | float | str] = {}
+    policy_settings: dict[str, bool | int | float | str] = Field(default_factory=dict)
     window: Count = 64
     max_passes: Count = 64
     max_waiting: Limit = 0
@@ -113,29 +99,6 @@ class Engine(Section):
     own_process: bool = True
 
 
-class Class(Section):
-    """A service class; targets left out don't apply."""
-
-    ttft_ms: Positive | None = None
-    tbt_ms: Positive | None = None
-    deadline_s: Positive | None = None
-    weight: Positive = 1.0
-    on_late: Literal["keep", "demote", "expire"] = "demote"
-    tier: Annotated[int, Field(ge=-1000, le=1000)] = 0
-
-    def service_class(self, name: str) -> ServiceClass:
-        """The class as the core knows it."""
-        return ServiceClass(
-            name=name,
-            ttft_ns=_ns(self.ttft_ms, 1e6),
-            tbt_ns=_ns(self.tbt_ms, 1e6),
-            deadline_ns=_ns(self.deadline_s, 1e9),
-            weight=self.weight,
-            on_late=OnLate[self.on_late.upper()],
-            tier=self.tier * TIER_STEP,
-        )
-
-
 class Tenant(Section):
     """Who is served, how much, and with which keys.
 
@@ -146,8 +109,8 @@ class Tenant(Section):
 
     weight: Positive = 1.0
     cls: Annotated[Name | None, Field(alias="class")] = None
-    classes: list[Name] = []
-    api_key_sha256: list[Digest] = []
+    classes: list[Name] = Field(default_factory=list)
+    api_key_sha256: list[Digest] = Field(default_factory=list)
     trusted: bool = False
     operator: bool = False
 
@@ -176,8 +139,8 @@ class Settings(Section):
     scheduling: Scheduling = Scheduling()
     memory: Memory = Memory()
     engine: Engine = Engine()
-    classes: dict[Name, Class] = {}
-    tenants: dict[Name, Tenant] = {}
+    classes: dict[Name, Class] = Field(default_factory=dict)
+    tenants: dict[Name, Tenant] = Field(default_factory=dict)
     server: Server = Server()
     metrics: Metrics = Metrics()
 
@@ -195,23 +158,6 @@ class Settings(Section):
         """All classes by name; one without targets is always there for requests that say nothing."""
         classes = {name: cls.service_class(name) for name, cls in self.classes.items()}
         return {DEFAULT_CLASS: ServiceClass(DEFAULT_CLASS)} | classes
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing wrong with a settings file: where, what was found, and what is allowed."""
-
-    path: str
-    value: Any
-    message: str
-
-
-class ConfigError(ValueError):
-    """A settings file with problems."""
-
-    def __init__(self, problems: list[Problem]) -> None:
-        super().__init__("\n".join(f"{p.path}: {p.message}" for p in problems))
-        self.problems = problems
 
 
 def key_digest(key: str) -> str:
@@ -235,9 +181,11 @@ def parse(text: str | bytes) -> Settings:
     Raises:
         ConfigError: with every problem found.
     """
-    raw, problems = _read_yaml(text)
+    raw, problems = read_yaml(text)
     if not isinstance(raw, dict):
-        raise ConfigError([Problem("", _shown("", raw), f"must be a mapping with {_keys(Settings)}")])
+        raise ConfigError(
+            [Problem("", shown("", raw), f"must be a mapping with {', '.join(keys(Settings))}")]
+        )
     problems += _cross_check(raw)
     settings = None
     try:
@@ -286,38 +234,6 @@ def _same_kind(value: Any, default: Any) -> bool:
     return isinstance(value, type(default))
 
 
-def _read_yaml(text: str | bytes) -> tuple[Any, list[Problem]]:
-    """The document, and keys given twice, of which plain YAML silently keeps the last."""
-    try:
-        loader = yaml.SafeLoader(text)
-        try:
-            node = loader.get_single_node()
-            if node is None:
-                return {}, []
-            twice = list(_duplicates(node, "", set()))  # first, since constructing merges `<<` into the nodes
-            return loader.construct_document(node), twice
-        finally:
-            loader.dispose()
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError([Problem("", None, f"not valid YAML: {error}")]) from None
-
-
-def _duplicates(node: yaml.Node, path: str, seen: set[int]) -> Iterator[Problem]:
-    if not isinstance(node, yaml.MappingNode) or id(node) in seen:
-        return
-    seen.add(id(node))
-    lines: dict[str, int] = {}
-    for key, value in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            continue
-        below = f"{path}.{key.value}".lstrip(".")
-        line = key.start_mark.line + 1
-        if key.value in lines and key.tag != "tag:yaml.org,2002:merge":
-            yield Problem(below, None, f"given twice, in line {lines[key.value]} and line {line}")
-        lines[key.value] = line
-        yield from _duplicates(value, below, seen)
-
-
 def _with_preset(raw: dict[str, Any]) -> dict[str, Any]:
     preset = PRESETS.get(raw["preset"]) if isinstance(raw.get("preset"), str) else None
     merged = {key: value for key, value in raw.items() if value is not None}
@@ -330,12 +246,12 @@ def _with_preset(raw: dict[str, Any]) -> dict[str, Any]:
 
 def _cross_check(raw: Mapping[str, Any]) -> Iterator[Problem]:
     """What spans several keys. Runs on the raw file, so that it reports next to wrong values elsewhere."""
-    classes = {DEFAULT_CLASS, *_mapping(raw, "classes")}
-    default = _mapping(raw, "server").get("default_class")
+    classes = {DEFAULT_CLASS, *mapping(raw, "classes")}
+    default = mapping(raw, "server").get("default_class")
     if isinstance(default, str) and default not in classes:
-        yield Problem("server.default_class", default, f"no such class; {_instead(default, classes)}")
+        yield Problem("server.default_class", default, f"no such class; {instead(default, classes)}")
     owners: dict[str, str] = {}
-    for name, tenant in _mapping(raw, "tenants").items():
+    for name, tenant in mapping(raw, "tenants").items():
         if not isinstance(tenant, dict):
             continue
         listed = tenant.get("classes")
@@ -344,77 +260,26 @@ def _cross_check(raw: Mapping[str, Any]) -> Iterator[Problem]:
         }
         for key, cls in wanted.items():
             if isinstance(cls, str) and cls not in classes:
-                yield Problem(f"tenants.{name}.{key}", cls, f"no such class; {_instead(cls, classes)}")
+                yield Problem(f"tenants.{name}.{key}", cls, f"no such class; {instead(cls, classes)}")
         digests = tenant.get("api_key_sha256")
         for digest in digests if isinstance(digests, list) else []:
             if isinstance(digest, str) and owners.setdefault(digest, name) != name:
                 path = f"tenants.{name}.api_key_sha256"
                 yield Problem(path, None, f"the same key already belongs to tenant {owners[digest]!r}")
-    chosen = _mapping(raw, "scheduling").get("policy")
+    chosen = mapping(raw, "scheduling").get("policy")
     if isinstance(chosen, str):
         try:
             registry.load(chosen)
         except registry.UnknownPolicy as error:
             yield Problem("scheduling.policy", chosen, str(error))
-    memory = _mapping(raw, "memory")
+    memory = mapping(raw, "memory")
     if memory.get("pool_tokens") is not None and memory.get("pool_bytes") is not None:
         yield Problem("memory.pool_bytes", memory["pool_bytes"], "give either pool_tokens or pool_bytes")
 
 
-def _mapping(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
-    value = raw.get(key)
-    return value if isinstance(value, dict) else {}
-
-
 def _problem(error: Any) -> Problem:
-    """A pydantic error in our words."""
-    is_key = "[key]" in error["loc"]
-    loc = [str(part) if is_key else part for part in error["loc"] if part != "[key]"]
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
-    if error["type"] == "extra_forbidden":
-        allowed = _fields(loc[:-1])
-        return Problem(path, _shown(path, error["input"]), f"unknown key; {_instead(str(loc[-1]), allowed)}")
-    if error["type"] == "string_pattern_mismatch" and "api_key_sha256" in loc:
+    """A pydantic error in our words; a key that was given in the place of its digest is not shown."""
+    if error["type"] == "string_pattern_mismatch" and "api_key_sha256" in error["loc"]:
         message = "must be the SHA-256 of the key as 64 lower-case hex digits (not the key itself)"
-        return Problem(path, None, message)
-    if error["type"] == "string_pattern_mismatch":
-        return Problem(
-            path, _shown(path, error["input"]), "only letters, digits, '_', '-' and '.' are allowed"
-        )
-    if error["type"] in ("model_type", "model_attributes_type"):
-        allowed = _fields(loc)
-        return Problem(path, _shown(path, error["input"]), f"must be a mapping with {', '.join(allowed)}")
-    message = error["msg"][0].lower() + error["msg"][1:]
-    return Problem(path, _shown(path, error["input"]), message.replace("input should", "should"))
-
-
-def _fields(loc: list[str | int]) -> list[str]:
-    """The keys allowed in the section at `loc`."""
-    section: Any = Settings
-    for part in loc:
-        if section is Settings and part in ("classes", "tenants"):
-            section = Class if part == "classes" else Tenant
-        elif section is Settings:
-            section = Settings.model_fields[str(part)].annotation
-    return [field.alias or name for name, field in section.model_fields.items()]
-
-
-def _keys(section: type[Section]) -> str:
-    return ", ".join(section.model_fields)
-
-
-def _instead(wrong: str, allowed: list[str] | set[str]) -> str:
-    close = difflib.get_close_matches(wrong, allowed, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}allowed: {', '.join(sorted(allowed))}"
-
-
-def _shown(path: str, value: Any) -> Any:
-    """The value as it may be shown: short, plain, and never something that could be a key."""
-    if "api_key" in path:
-        return None
-    return value if value is None or isinstance(value, bool | int | float) else str(value)[:200]
-
-
-def _ns(value: float | None, unit: float) -> int | None:
-    return None if value is None else round(value * unit)
+        return Problem(path_of(error), None, message)
+    return problem_of(Settings, error)

@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from kaiseki.bench.percentiles import percentiles
 from kaiseki.bench.profiling import profile_slots
 from kaiseki.bench.replica import Replica, SlotCost
 from kaiseki.bench.scheduler_peer import SchedulerPeer, start_scheduler_peer
 from kaiseki.core.policy import Policy
 from kaiseki.models.progress import Progress, quiet
+from kaiseki.observe.percentiles import percentiles
 from kaiseki.policies.registry import load
 
 SLOTS = 400

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from kaiseki.bench.matching_exact import Best, Instance, solve
-from kaiseki.bench.percentiles import percentiles
 from kaiseki.core.decision import I32
 from kaiseki.core.matching import assign
 from kaiseki.models.progress import Progress, quiet
+from kaiseki.observe.percentiles import percentiles
 
 FAMILIES = {"small-plain": "exact", "small-affinity": "exact", "large-plain": "lp", "large-affinity": "lp"}
 """Files of instances, and what each is compared with: the exact optimum takes too long for large ones."""

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from kaiseki.bench.peer import ProcessPeer, start_script
-from kaiseki.bench.percentiles import percentiles
 from kaiseki.bench.replica import MAX_TOKENS, PAGE, PROMPT_TOKENS
+from kaiseki.observe.percentiles import percentiles
 
 SCRIPTS = {"vllm": Path(__file__).with_name("vllm_scheduler_peer.py")}
 

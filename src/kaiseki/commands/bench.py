@@ -147,6 +147,43 @@ def bench_matching(
         raise typer.Exit(FINDING)
 
 
+@bench.command("sim", cls=Command)
+def bench_sim(
+    requests: Annotated[int, typer.Option(min=20, help="Requests that are simulated.")] = 1_000,
+    json: JsonFile = None,
+) -> None:
+    """How fast the simulator is: Azure conversation lengths, 70B on A100 TP2 x PP2, Poisson 1/s, sarathi.
+
+    CPU time of one process; compiling is not counted. Exits with 1 when a target is missed.
+
+    Example: kaiseki bench sim --json sim.json
+    """
+    from rich.console import Console
+
+    from kaiseki.bench.sim import run
+    from kaiseki.models import terminal_progress
+
+    with terminal_progress() as progress:
+        document = run(requests, progress)
+    console = Console(stderr=json == STDOUT)
+    found, vidur = document, document["vidur"]
+    console.print(f"{found['iterations']} iterations in {found['cpu_s']:.1f} s of CPU time", markup=False)
+    for key, unit in (
+        ("iterations_per_cpu_s", "iterations per CPU-second"),
+        ("requests_per_cpu_s", "requests per CPU-second"),
+        ("peak_rss_mb", "MB at most"),
+    ):
+        console.print(f"{found[key]:.0f} {unit} (Vidur: {vidur[key]:.0f})", markup=False)
+    for target in document["targets"]:
+        word = "ok" if target["ok"] else "missed"
+        line = f"{word:7} {target['name']}: {target['found']:.0f}, wanted {target['target']:.0f}"
+        console.print(line, markup=False)
+    if json is not None:
+        write_json(document, json)
+    if not all(target["ok"] for target in document["targets"]):
+        raise typer.Exit(FINDING)
+
+
 def _name(case: dict[str, Any]) -> str:
     return f"{case['kind']}, batch {case['batch']}" if case["kind"] == "decode" else case["kind"]
 

@@ -10,7 +10,8 @@ import typer
 from kaiseki.commands.common import FINDING, JsonFile, fail, write_json
 
 if TYPE_CHECKING:
-    from kaiseki.config import Problem, Settings
+    from kaiseki.config import Settings
+    from kaiseki.sections import Problem
 
 
 def check(
@@ -23,7 +24,8 @@ def check(
 
     Example: kaiseki check kaiseki.yaml
     """
-    from kaiseki.config import ConfigError, load
+    from kaiseki.config import load
+    from kaiseki.sections import ConfigError
 
     settings: Settings | None = None
     problems: list[Problem] = []

@@ -34,8 +34,8 @@ def serve(
 
     Example: kaiseki serve --model smollm2-135m-instruct --port 8000
     """
-    from kaiseki.config import ConfigError
     from kaiseki.engines.openmp import spin_briefly
+    from kaiseki.sections import ConfigError
 
     spin_briefly()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")

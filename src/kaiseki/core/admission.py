@@ -74,7 +74,7 @@ def hopeless(request: Request, policy: Policy, rates: tuple[float, float, float]
     slot_ns, token_ns, decode_ns = rates
     first = slot_ns + token_ns * request.prompt_tokens
     last = first + max(request.min_tokens - 1, 0) * decode_ns
-    for target, least in ((request.cls.ttft_ns, first), (request.cls.deadline_ns, last)):
+    for target, least in ((request.ttft_target_ns, first), (request.cls.deadline_ns, last)):
         if target is not None and least > target:
             return Refusal(Reason.HOPELESS, {"least_ms": least / 1e6, "target_ms": target / 1e6})
     return None

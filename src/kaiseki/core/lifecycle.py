@@ -89,7 +89,7 @@ class Lifecycle:
 
     def open(self, request: Request, now: int) -> int:
         """Give an accepted request a row and a place in the queue."""
-        t, cls = self.table, request.cls
+        t, cls, ttft = self.table, request.cls, request.ttft_target_ns
         row = t.take()
         t.seq[row], self._next_seq = self._next_seq, self._next_seq + 1
         t.tenant[row] = self.fairness.tenant(request.tenant)
@@ -97,7 +97,7 @@ class Lifecycle:
         t.tier[row], t.priority[row] = cls.tier + request.priority, request.priority
         t.weight[row], t.on_late[row] = cls.weight, cls.on_late
         t.arrival_ns[row] = request.arrival_ns
-        t.ttft_ns[row] = NEVER_NS if cls.ttft_ns is None else cls.ttft_ns
+        t.ttft_ns[row] = NEVER_NS if ttft is None else ttft
         t.tbt_ns[row] = NEVER_NS if cls.tbt_ns is None else cls.tbt_ns
         t.deadline_ns[row] = NEVER_NS if cls.deadline_ns is None else cls.deadline_ns
         t.prompt[row], t.max_tokens[row] = request.prompt_tokens, request.max_tokens

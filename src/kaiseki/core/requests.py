@@ -55,6 +55,7 @@ class Request:
         priority: vLLM polarity, lower is sooner; added to the class's tier.
         block_hashes: chained SHA-256 digest of each *full* prompt block, for prefix reuse.
         fork_of: id of the sibling whose prompt this one shares (n > 1 sampling), or None.
+        ttft_ns: target of this request in place of its class's, nanoseconds, or None.
     """
 
     id: str
@@ -67,3 +68,9 @@ class Request:
     priority: int = 0
     block_hashes: tuple[bytes, ...] = ()
     fork_of: str | None = None
+    ttft_ns: int | None = None
+
+    @property
+    def ttft_target_ns(self) -> int | None:
+        """Arrival to first token, nanoseconds: its own target, else its class's."""
+        return self.cls.ttft_ns if self.ttft_ns is None else self.ttft_ns

@@ -6,6 +6,7 @@ KV: `now` is an argument, and blocks are whatever its `KVSpace` says.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import NamedTuple
 
 import numpy as np
@@ -112,7 +113,7 @@ class Scheduler:
         self.waiting = Waiting(self.table, origin_ns)
         self.champion = NO_ROW
         self._inflight: dict[int, InFlight] = {}
-        self._ttft_seen: dict[int, int] = {}
+        self._ttft_seen: deque[tuple[int, int]] = deque()  # (slot, ns)
         self._slots_without_prefill = 0
         self._champion_waits = 0
         self._planes = cost.planes()
@@ -150,8 +151,8 @@ class Scheduler:
         )
         if refusal is not None:
             return refusal
-        if request.cls.ttft_ns is not None:
-            self._ttft_seen[request.cls.ttft_ns] = self.life.slot
+        if request.ttft_target_ns is not None:
+            self._remember_ttft(request.ttft_target_ns)
         self.life.open(request, now)
         return None
 
@@ -165,9 +166,17 @@ class Scheduler:
 
     def tightest_ttft_ns(self) -> int:
         """The tightest TTFT among the last `_REMEMBERED_SLOTS` slots' arrivals, NEVER_NS without any."""
-        since = self.life.slot - _REMEMBERED_SLOTS
-        self._ttft_seen = {ttft: slot for ttft, slot in self._ttft_seen.items() if slot >= since}
-        return min(self._ttft_seen, default=NEVER_NS)
+        seen, since = self._ttft_seen, self.life.slot - _REMEMBERED_SLOTS
+        while seen and seen[0][0] < since:
+            seen.popleft()
+        return seen[0][1] if seen else NEVER_NS
+
+    def _remember_ttft(self, ttft_ns: int) -> None:
+        """Targets rise in the queue: one that was seen before a tighter one can't be the tightest again."""
+        seen = self._ttft_seen
+        while seen and seen[-1][1] >= ttft_ns:
+            seen.pop()
+        seen.append((self.life.slot, ttft_ns))
 
     def take_endings(self) -> list[Ending]:
         """Requests that ended since the last call."""

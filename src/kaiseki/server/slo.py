@@ -29,8 +29,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from kaiseki.config import TIER_STEP, Settings
+from kaiseki.config import Settings
 from kaiseki.core.requests import ServiceClass
+from kaiseki.sections import TIER_STEP
 from kaiseki.server.errors import ApiError, invalid
 from kaiseki.server.identity import Caller, Directory
 

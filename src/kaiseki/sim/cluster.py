@@ -1,0 +1,143 @@
+"""The cluster file: which model runs on which cards, in how many replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from kaiseki.cost.capacity import DoesNotFit, kv_blocks
+from kaiseki.cost.cards import load_card
+from kaiseki.cost.catalogue import UnknownName
+from kaiseki.cost.deployment import Deployment, HostTime
+from kaiseki.cost.hf_config import load_model
+from kaiseki.sections import ConfigError, Name, Problem, Section, keys, problem_of, read_yaml, shown
+
+SHIPPED = resources.files("kaiseki.sim") / "clusters"
+SUFFIX = ".yaml"
+Count = Annotated[int, Field(ge=1, le=100_000)]
+BLOCK_TOKENS = 16
+
+
+class Pool(Section):
+    """Replicas that are alike. Each takes whole requests, prefill and decode."""
+
+    name: Name
+    role: Literal["mixed"] = "mixed"
+    card: str
+    cards: Count | None = None
+    tp: Count = 1
+    pp: Count = 1
+    replicas: Count | None = None
+    host_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    block_tokens: Count = BLOCK_TOKENS
+    kv_blocks: Count | None = None
+    max_batch_size: Count = 256
+    max_step_tokens: Count = 8192
+
+
+class Cluster(Section):
+    """A cluster file."""
+
+    model: str
+    pools: Annotated[list[Pool], Field(min_length=1)]
+
+
+class Replica:
+    """What the fleet is made of: a deployment, with room for KV.
+
+    Attributes:
+        pool: whose replica it is.
+        deployment: model, card and split.
+        blocks: KV blocks of its pool.
+    """
+
+    def __init__(self, pool: Pool, deployment: Deployment) -> None:
+        self.pool = pool
+        self.deployment = deployment
+        self.blocks = pool.kv_blocks or kv_blocks(
+            deployment, pool.block_tokens, pool.max_step_tokens, pool.max_batch_size
+        )
+
+
+def shipped() -> list[str]:
+    """Names of the cluster files that come with Kaiseki."""
+    names = (entry.name for entry in SHIPPED.iterdir())
+    return sorted(name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX))
+
+
+def load(path_or_name: str | Path) -> Cluster:
+    """Read a cluster file, or one that comes with Kaiseki by its name.
+
+    Raises:
+        OSError: it can't be read.
+        ConfigError: it has problems.
+    """
+    name = str(path_or_name)
+    if name in shipped():
+        return parse((SHIPPED / f"{name}{SUFFIX}").read_text(encoding="utf-8"))
+    return parse(Path(path_or_name).read_bytes())
+
+
+def parse(text: str | bytes) -> Cluster:
+    """A cluster file from YAML text.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    raw, problems = read_yaml(text)
+    if not isinstance(raw, dict):
+        raise ConfigError([Problem("", shown("", raw), f"must be a mapping with {', '.join(keys(Cluster))}")])
+    cluster = None
+    try:
+        cluster = Cluster.model_validate(raw)
+    except ValidationError as error:
+        problems += [problem_of(Cluster, item) for item in error.errors(include_url=False)]
+    if problems or cluster is None:
+        raise ConfigError(problems)
+    return cluster
+
+
+def fleet(cluster: Cluster) -> list[Replica]:
+    """The replicas of all pools, in order.
+
+    Raises:
+        ConfigError: a card or model is unknown, cards don't make up whole replicas, the model does not fit.
+    """
+    problems: list[Problem] = []
+    replicas: list[Replica] = []
+    for i, pool in enumerate(cluster.pools):
+        try:
+            replicas += _replicas(cluster.model, pool)
+        except ConfigError as error:
+            problems += [Problem(f"pools[{i}].{p.path}", p.value, p.message) for p in error.problems]
+    if problems:
+        raise ConfigError(problems)
+    return replicas
+
+
+def _replicas(model: str, pool: Pool) -> Iterator[Replica]:
+    each = pool.tp * pool.pp
+    count = pool.replicas or max((pool.cards or each) // each, 1)
+    if pool.cards is not None and pool.cards != count * each:
+        text = f"must be replicas x tp x pp = {count} x {pool.tp} x {pool.pp}"
+        raise ConfigError([Problem("cards", pool.cards, text)])
+    try:
+        card = load_card(pool.card)
+    except UnknownName as error:
+        raise ConfigError([Problem("card", pool.card, str(error))]) from None
+    try:
+        shape = load_model(model)
+    except (UnknownName, OSError, ValueError) as error:
+        raise ConfigError([Problem("model", model, str(error))]) from None
+    try:
+        host = HostTime(base_us=pool.host_ms * 1e3)
+        replica = Replica(pool, Deployment(shape, card, pool.tp, pool.pp, host))
+    except DoesNotFit as error:
+        raise ConfigError([Problem("card", pool.card, str(error))]) from None
+    except ValueError as error:
+        raise ConfigError([Problem("tp", pool.tp, str(error))]) from None
+    return (replica for _ in range(count))

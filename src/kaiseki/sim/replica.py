@@ -1,0 +1,125 @@
+"""One simulated replica: a scheduler, its KV pool, and an engine that only takes time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kaiseki.core.admission import Refusal
+from kaiseki.core.lifecycle import Ending
+from kaiseki.core.policy import Policy
+from kaiseki.core.requests import Request, ServiceClass
+from kaiseki.core.scheduler import Scheduler
+from kaiseki.core.settings import SchedulerSettings
+from kaiseki.core.table import Records
+from kaiseki.cost.roofline import Roofline
+from kaiseki.engines.clock import VirtualClock
+from kaiseki.memory.pool import BlockPool
+from kaiseki.sim.cluster import Replica as Description
+from kaiseki.sim.engine import SimulatedEngine, Work
+
+RETRY_NS = 1_000_000
+"""When nothing could be granted though requests are open, the next look comes so much later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """What a step brought: TOKEN[m] of waits, and requests that ended."""
+
+    tokens: Records
+    endings: list[Ending]
+
+
+class SimReplica:
+    """Wraps what a server's driver does around `decide` and `apply`, without the clients.
+
+    Args:
+        description: model, cards and room.
+        policy: of the scheduler.
+        settings: of the scheduler; batch size and step length are the description's.
+        classes: in the order in which figures are kept.
+        weights: share of each tenant, in that order.
+        clock: of the whole simulation.
+    """
+
+    def __init__(
+        self,
+        description: Description,
+        policy: Policy,
+        settings: SchedulerSettings,
+        classes: Sequence[ServiceClass],
+        weights: dict[str, float],
+        clock: VirtualClock,
+    ) -> None:
+        pool = description.pool
+        self.description = description
+        self.roofline = Roofline(description.deployment)
+        self.engine = SimulatedEngine(self.roofline, clock, max_step_tokens=pool.max_step_tokens)
+        self.kv = BlockPool(description.blocks, pool.block_tokens, pool.max_batch_size)
+        self.scheduler = Scheduler(policy, self.kv, self.roofline, self.engine.capabilities, settings)
+        for cls in classes:  # so that indices are the same everywhere
+            self.scheduler.life.class_index(cls)
+        for tenant, weight in weights.items():
+            self.scheduler.set_tenant(tenant, weight)
+        self._clock = clock
+
+    def submit(self, request: Request, work: Work) -> Refusal | None:
+        """Queue a request, or say why not."""
+        refusal = self.scheduler.submit(request, self._clock.now_ns())
+        if refusal is None:
+            self.engine.open(self.scheduler.life.ids[request.id], work)
+        return refusal
+
+    def begin(self) -> list[Ending]:
+        """Decide as long as the engine can take it. Returns requests that ended by a decision."""
+        endings: list[Ending] = []
+        s, now = self.scheduler, self._clock.now_ns()
+        while (
+            s.in_flight <= self.engine.capabilities.depth and self.engine.free_ns <= now and s.table.open_rows
+        ):
+            decision = s.decide(now)
+            s.trace.drain()
+            endings += s.take_endings()
+            if decision.empty:
+                break
+            self.engine.execute(decision)
+        self._forget(endings)
+        return endings
+
+    def end(self) -> Happened:
+        """Take in the oldest step, which ends now."""
+        result = self.engine.collect()
+        applied = self.scheduler.apply(result)
+        self.scheduler.trace.drain()
+        endings = self.scheduler.take_endings()
+        if not applied.emitted.all():
+            self.engine.take_back(result, applied.emitted)
+        self._forget(endings)
+        return Happened(applied.tokens, endings)
+
+    def next_ns(self) -> int | None:
+        """When something happens here next: a step ends, a stage is free, or, lacking both, a later look."""
+        now, s = self._clock.now_ns(), self.scheduler
+        ends = self.engine.next_end_ns()
+        if ends is None:
+            return now + RETRY_NS if s.table.open_rows else None
+        free = self.engine.free_ns
+        return min(ends, free) if free > now and s.in_flight <= self.engine.capabilities.depth else ends
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that wait or run."""
+        return self.scheduler.table.open_rows
+
+    def load_ns(self) -> float:
+        """Predicted time of the prompts that are not computed yet, alone."""
+        t = self.scheduler.table
+        rows = t.running_rows()
+        running = int(np.maximum(t.prompt[rows] - t.computed[rows], 0).sum())
+        return (self.scheduler.waiting.tokens + running) * self.scheduler.life.rates[1]
+
+    def _forget(self, endings: list[Ending]) -> None:
+        for ending in endings:
+            self.engine.close(ending.row)

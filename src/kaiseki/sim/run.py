@@ -1,0 +1,106 @@
+"""One policy on one load and fleet: from a stream of requests to figures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from kaiseki.core.decision import F64, I32
+from kaiseki.core.policy import Policy
+from kaiseki.core.protocols import F_CHUNKS, F_PAIRS, F_SLOT, F_TOKENS, N_FEATURES
+from kaiseki.core.settings import SchedulerSettings
+from kaiseki.cost.roofline import Roofline
+from kaiseki.engines.clock import VirtualClock
+from kaiseki.sim.arrivals import Arrivals
+from kaiseki.sim.cluster import Replica
+from kaiseki.sim.figures import policy_figures
+from kaiseki.sim.loop import Simulation
+from kaiseki.sim.replica import SimReplica
+from kaiseki.sim.routers import ROUTERS
+from kaiseki.work.assigning import Assigner
+from kaiseki.work.batches import Batch
+from kaiseki.work.classes import Plan
+from kaiseki.work.shaping import Shape
+
+Stream = Callable[[Shape], Iterator[Batch]]
+"""Gives the requests anew each time, so changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is simulated, apart from the policy.
+
+    Attributes:
+        stream: the load.
+        shape: changes to it.
+        plan: classes, tenants, and who gets which.
+        fleet: the replicas.
+        router: a name in `ROUTERS`.
+        seed: of shares in the plan, and of the router.
+    """
+
+    stream: Stream
+    plan: Plan
+    fleet: Sequence[Replica]
+    shape: Shape = field(default_factory=Shape)
+    router: str = "least-work"
+    seed: int = 1
+
+    def scaled(self, factor: float) -> Case:
+        """The same load, arriving so many times as fast."""
+        return replace(self, shape=replace(self.shape, rate_scale=self.shape.rate_scale * factor))
+
+    def first(self, requests: int) -> Case:
+        """Only the first so many requests."""
+        least = min(requests, self.shape.requests or requests)
+        return replace(self, shape=replace(self.shape, requests=least))
+
+
+def lone_prefill_s(fleet: Sequence[Replica]) -> Callable[[I32], F64]:
+    """Seconds that prompts take alone on an idle replica of the first kind, in one step."""
+    roofline = Roofline(fleet[0].deployment)
+
+    def seconds(prompt_tokens: I32) -> F64:
+        n = prompt_tokens.astype(np.float64)
+        features = np.zeros((n.size, N_FEATURES))
+        features[:, F_SLOT] = features[:, F_CHUNKS] = 1.0
+        features[:, F_TOKENS], features[:, F_PAIRS] = n, n * (n + 1.0) / 2.0
+        return roofline.iterations_ns(features) / 1e9
+
+    return seconds
+
+
+def simulate(case: Case, policy: Policy) -> dict[str, Any]:
+    """Run a case under a policy.
+
+    Raises:
+        TraceError: the load can't be read.
+        Stuck: the policy leaves requests open for ever.
+    """
+    began = time.perf_counter()
+    clock = VirtualClock()
+    plan = case.plan
+    classes, weights = plan.service_classes(), plan.tenant_weights()
+    replicas = [
+        SimReplica(
+            description,
+            policy,
+            SchedulerSettings(
+                max_batch_size=description.pool.max_batch_size,
+                max_slot_tokens=description.pool.max_step_tokens,
+            ),
+            classes,
+            weights,
+            clock,
+        )
+        for description in case.fleet
+    ]
+    batches = Assigner(plan, lone_prefill_s(case.fleet), case.seed).stream(case.stream(case.shape))
+    arrivals = Arrivals(batches, classes, list(weights), case.fleet[0].pool.block_tokens)
+    log = Simulation(arrivals, replicas, ROUTERS[case.router](case.seed), clock).run()
+    figures = policy_figures(log, replicas, [cls.name for cls in classes], list(weights))
+    return figures | {"budget_tokens": policy.budget_tokens, "wall_s": time.perf_counter() - began}
