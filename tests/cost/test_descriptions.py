@@ -42,7 +42,9 @@ def test_the_names_of_the_contract_are_there() -> None:
     assert set(card_names()) == CARDS and set(model_names()) == set(MODELS)
 
 
-@pytest.mark.parametrize("kind,name", [*(("cards", c) for c in CARDS), *(("models", m) for m in MODELS)])
+@pytest.mark.parametrize(
+    "kind,name", [*(("cards", c) for c in sorted(CARDS)), *(("models", m) for m in sorted(MODELS))]
+)
 def test_every_figure_has_a_source(kind: str, name: str) -> None:
     description = dict(described(kind, name))
     sources = description.pop("sources")

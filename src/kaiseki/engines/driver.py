@@ -17,15 +17,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from kaiseki.core.admission import Refusal
-from kaiseki.core.applying import Applied
 from kaiseki.core.decision import Decision, StepResult
-from kaiseki.core.lifecycle import Ending
 from kaiseki.core.protocols import Engine
 from kaiseki.core.reasons import Outcome, Reason
 from kaiseki.core.requests import Request
@@ -35,6 +33,7 @@ from kaiseki.engines.clock import Clock, MonotonicClock
 from kaiseki.engines.inbox import Inbox, Post
 from kaiseki.engines.recovery import Breaker, Recovery
 from kaiseki.engines.reporting import report_endings, report_load, report_slot, report_step, write_keys
+from kaiseki.engines.sessions import Session, Sessions
 from kaiseki.engines.status import Health, state_of
 from kaiseki.engines.updates import Sink, Update
 from kaiseki.observe.explain import explain
@@ -45,21 +44,6 @@ _log = logging.getLogger(__name__)
 
 Probe = Callable[[], tuple[Request, object]]
 """Makes a small request, and its work for the engine; its id is always the same."""
-
-
-@dataclass(slots=True)
-class _Session:
-    """An open request, and whom to tell. `opened`: the engine knows it.
-
-    `failures`: of its chunks; `retries`: how many of them it may survive.
-    """
-
-    request: Request
-    sink: Sink
-    retries: int
-    cached: int = -1
-    opened: bool = False
-    failures: int = 0
 
 
 class Driver:
@@ -98,8 +82,7 @@ class Driver:
         self._probe = probe
         self._breaker = Breaker(self._recovery)
         self._inbox = Inbox()
-        self._sessions: dict[int, _Session] = {}
-        self._resting: dict[int, int] = {}  # rows that back off -> until when
+        self._sessions = Sessions(scheduler, engine, self.history, self.metrics)
         self._unkeyed: list[tuple[int, Story]] = []
         self._lock = threading.Lock()
         self._wake = self._inbox.changed
@@ -162,7 +145,7 @@ class Driver:
     @property
     def resting_until_ns(self) -> int | None:
         """When the first of those that wait for another try gets it; None when nobody does."""
-        return min(self._resting.values(), default=None)
+        return min(self._sessions.resting.values(), default=None)
 
     def backlog(self) -> tuple[int, int]:
         """How many requests wait, and their prompt tokens, with those that nobody has looked at yet."""
@@ -282,7 +265,7 @@ class Driver:
     def _pause_s(self) -> float:
         """How long to wait when there are open requests but nothing to run now."""
         until = self.resting_until_ns
-        if until is None or len(self._resting) < len(self._sessions):
+        if until is None or len(self._sessions.resting) < len(self._sessions):
             return 0.001  # blocks that are still in limbo, for example
         wait_s = max(0.0, (until - self.clock.now_ns()) / 1e9)
         probe_s = self._until_probe_s()
@@ -293,9 +276,8 @@ class Driver:
         now = self.clock.now_ns()
         self._draining = self._ended = True
         self._inbox.close()
-        for row, session in list(self._sessions.items()):
-            del self._sessions[row]
-            self._tell(session.sink, Update(session.request.id, now, outcome=outcome, reason=reason))
+        for session in self._sessions.take_all():
+            self._sessions.tell(session.sink, Update(session.request.id, now, outcome=outcome, reason=reason))
         with self._lock:
             while self._inbox:
                 try:
@@ -310,11 +292,11 @@ class Driver:
             now = self.clock.now_ns()
             self._inbox.empty(now)
             self._ask_engine(now)
-            if self._resting:
+            if self._sessions.resting:
                 self._wake_up(now)
             write_keys(self.scheduler, self._unkeyed)
             if not self._sessions:
-                self._emit_endings(self.scheduler.take_endings(), {})
+                self._sessions.emit_endings(self.scheduler.take_endings(), {})
                 self.history.note(self.scheduler.trace.drain()[0])
                 return _nothing()
             limit = None
@@ -328,7 +310,7 @@ class Driver:
             records, cutoffs = self.scheduler.trace.drain()
             self.history.slot(decision.slot, now, records, cutoffs)
             report_slot(self.metrics, self.scheduler, decision, spent, records, cutoffs)
-            self._emit_endings(self.scheduler.take_endings(), {})
+            self._sessions.emit_endings(self.scheduler.take_endings(), {})
             return decision
 
     def _apply(self, result: StepResult) -> None:
@@ -342,8 +324,8 @@ class Driver:
             self._rest(again, result.ended_ns)
             self.history.note(self.scheduler.trace.drain()[0])  # no decision may follow
             endings = {e.row: e for e in self.scheduler.take_endings()}
-            untold = self._emit_tokens(result, applied, endings)
-            self._emit_endings(list(endings.values()), endings)
+            untold = self._sessions.emit_tokens(result, applied, endings)
+            self._sessions.emit_endings(list(endings.values()), endings)
             report_step(self.metrics, applied, result.ended_ns - result.started_ns)
             report_endings(self.metrics, list(endings.values()))
             for row in untold:
@@ -384,15 +366,15 @@ class Driver:
         """Keep rows that are to be tried again out of the queue for a while."""
         waits = [self._recovery.backoff_ns(self._sessions[row].failures) for row in rows]
         if any(waits):
-            self._resting.update((row, now + wait) for row, wait in zip(rows, waits, strict=True))
+            self._sessions.resting.update((row, now + wait) for row, wait in zip(rows, waits, strict=True))
             self.scheduler.life.back_off(np.array(rows, np.int32), np.array(waits, np.float64), now)
 
     def _wake_up(self, now: int) -> None:
         """Queue rows whose pause is over."""
-        due = [row for row, until in self._resting.items() if until <= now]
+        due = [row for row, until in self._sessions.resting.items() if until <= now]
         if due:
             for row in due:
-                del self._resting[row]
+                del self._sessions.resting[row]
             self.scheduler.life.come_back(np.array(due, np.int32), now)
 
     def _ask_engine(self, now: int) -> None:
@@ -423,13 +405,14 @@ class Driver:
             if s.table.open_rows != before:
                 raise  # half of it is in the core
             _log.exception("request %s could not be submitted", request.id)
-            self._tell(sink, Update(request.id, now, outcome=Outcome.FAILED))
+            self._sessions.tell(sink, Update(request.id, now, outcome=Outcome.FAILED))
             return
         if refusal is not None:
             self._refuse(request, refusal, sink, now)
             return
         row = s.life.ids[request.id]
-        session = self._sessions[row] = _Session(request, sink, retries)
+        session = Session(request, sink, retries)
+        self._sessions.add(row, session)
         story = Story(request, int(s.table.seq[row]), int(s.table.tenant[row]))
         self.history.opened(story)
         if s.table.state[row] == State.WAITING:  # a fork that is held back has no key yet
@@ -454,89 +437,20 @@ class Driver:
             numbers=refusal.numbers,
             retry_after_s=refusal.retry_after_s,
         )
-        self._tell(sink, update)
+        self._sessions.tell(sink, update)
 
     def _cancel(self, request_id: str, now: int) -> None:
         if self._ended:
             return  # everybody has been told already
         self.scheduler.cancel(request_id, now)
         # Told at once: the next request in the inbox may be given the row that this one had.
-        self._emit_endings(self.scheduler.take_endings(), {})
+        self._sessions.emit_endings(self.scheduler.take_endings(), {})
 
     def _fail(self, row: int, reason: Reason, now: int) -> None:
         """End one request for what it did here, outside of a step."""
         if row in self._sessions:
             self.scheduler.life.end(row, Outcome.FAILED, reason, now)
-            self._emit_endings(self.scheduler.take_endings(), {})
-
-    def _tell(self, sink: Sink, update: Update) -> bool:
-        """Hand an update to its owner. False when that went wrong, which is the owner's trouble alone."""
-        try:
-            sink(update)
-        except Exception:
-            _log.exception("request %s: its owner could not be told", update.request_id)
-            return False
-        return True
-
-    def _emit_tokens(self, result: StepResult, applied: Applied, endings: dict[int, Ending]) -> list[int]:
-        """Hand each row's new tokens to its sink, with its ending when this was the last of it.
-
-        Returns:
-            Rows whose owners could not be told.
-        """
-        untold = []
-        upto = np.cumsum(result.new_tokens)
-        for i in np.flatnonzero(applied.emitted):
-            row = int(result.rows[i])
-            session = self._sessions[row]
-            ids = result.token_ids[upto[i] - result.new_tokens[i] : upto[i]]
-            if session.cached < 0:
-                ending = endings.get(row)
-                session.cached = ending.cached if ending else int(self.scheduler.table.cached[row])
-            update = Update(
-                session.request.id,
-                result.ended_ns,
-                token_ids=tuple(ids.tolist()),
-                payload=result.payloads[i] if result.payloads is not None else None,
-                cached_tokens=session.cached,
-            )
-            ending = endings.get(row)
-            if ending is not None:
-                self._close(update, ending)
-            if not self._tell(session.sink, update):
-                untold.append(row)
-        return untold
-
-    def _emit_endings(self, endings: list[Ending], told: dict[int, Ending]) -> None:
-        """Tell sinks about requests that ended without a last token, and forget all that ended."""
-        for ending in endings:
-            self.history.ended(ending)
-            session = self._sessions.pop(ending.row)
-            self._resting.pop(ending.row, None)
-            self._close_row(ending.row, session)
-            if told and ending.outcome == Outcome.COMPLETED:
-                continue
-            update = Update(ending.request_id, ending.ended_ns)
-            self._close(update, ending)
-            if ending.outcome == Outcome.FAILED and session.failures:
-                update.numbers = {"attempts": session.failures}
-            self._tell(session.sink, update)
-        if endings and not told:
-            report_endings(self.metrics, endings)
-
-    def _close_row(self, row: int, session: _Session) -> None:
-        if not session.opened:
-            return
-        try:
-            self.engine.close(row)
-        except Exception:  # it has ended all the same
-            _log.exception("request %s could not be closed by the engine", session.request.id)
-
-    def _close(self, update: Update, ending: Ending) -> None:
-        update.outcome, update.finish, update.reason = ending.outcome, ending.finish, ending.reason
-        update.demoted = ending.demoted
-        if ending.outcome == Outcome.EXPIRED:
-            update.retry_after_s = self.scheduler.drain_s()
+            self._sessions.emit_endings(self.scheduler.take_endings(), {})
 
 
 def _nothing() -> Decision:
