@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from kaiseki import __version__
+from kaiseki.commands.advise import advise
 from kaiseki.commands.bench import bench
 from kaiseki.commands.check import check
 from kaiseki.commands.common import Command
@@ -27,7 +28,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, pull, check, explain, demo, sim):
+for command in (serve, pull, check, explain, demo, sim, advise):
     app.command(cls=Command)(command)
 app.add_typer(bench, name="bench")
 

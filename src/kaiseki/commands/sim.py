@@ -71,7 +71,7 @@ def sim(
     from kaiseki.sim.loop import Stuck
     from kaiseki.work.traces.errors import TraceError
 
-    case = _case(trace, trace_format, cluster, classes, scale, requests, router)
+    case = case_of(trace, trace_format, cluster, classes, scale, requests, router)
     policies = [_policy(name, budget, expiry) for name in policy or ["fcfs", "kaiseki"]]
     console = Console(stderr=json == STDOUT)
     if not console.is_terminal:
@@ -96,7 +96,7 @@ def sim(
         write_json(document, json)
 
 
-def _case(
+def case_of(
     trace: str,
     trace_format: str,
     cluster: str,
@@ -105,6 +105,7 @@ def _case(
     requests: int | None,
     router: str,
 ) -> Case:
+    """What the options of `sim` and `advise` describe; ends the command when one of them is wrong."""
     from kaiseki.sections import ConfigError
     from kaiseki.sim import cluster as clusters
     from kaiseki.sim.routers import ROUTERS

@@ -41,6 +41,7 @@ class Case:
         fleet: the replicas.
         router: a name in `ROUTERS`.
         seed: of shares in the plan, and of the router.
+        quantum_tokens: see `SchedulerSettings`.
     """
 
     stream: Stream
@@ -49,6 +50,7 @@ class Case:
     shape: Shape = field(default_factory=Shape)
     router: str = "least-work"
     seed: int = 1
+    quantum_tokens: int = 16
 
     def scaled(self, factor: float) -> Case:
         """The same load, arriving so many times as fast."""
@@ -92,6 +94,7 @@ def simulate(case: Case, policy: Policy) -> dict[str, Any]:
             SchedulerSettings(
                 max_batch_size=description.pool.max_batch_size,
                 max_slot_tokens=description.pool.max_step_tokens,
+                quantum_tokens=case.quantum_tokens,
             ),
             classes,
             weights,
