@@ -20,7 +20,7 @@ from kaiseki.server.identity import Directory
 # 5 ms a slot, 0.05 ms a prefill token: a long prompt takes 1.6 s and 200 tokens 10 ms.
 CARD = np.array([5e6, 0.1e6, 0.0, 0.05e6, 0.0, 0.0, 0.0])
 LONG, SHORT, PER_SECOND = 32_000, 200, 80
-FROM_NS, UNTIL_NS = START_NS + 2 * S, START_NS + 7 * S
+FROM_NS, UNTIL_NS = START_NS + 2 * S, START_NS + 8 * S
 """In between both have more to do than they get."""
 SETTINGS = f"""
 tenants:
