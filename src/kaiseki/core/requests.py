@@ -70,6 +70,13 @@ class Request:
     fork_of: str | None = None
     ttft_ns: int | None = None
 
+    def without_digests(self) -> Request:
+        """The same request without `block_hashes`, which may be by far the largest part of it."""
+        return Request(
+            self.id, self.prompt_tokens, self.max_tokens, self.tenant, self.cls, self.arrival_ns,
+            self.min_tokens, self.priority, (), self.fork_of, self.ttft_ns,
+        )  # fmt: skip
+
     @property
     def ttft_target_ns(self) -> int | None:
         """Arrival to first token, nanoseconds: its own target, else its class's."""

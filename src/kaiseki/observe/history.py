@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -101,7 +101,7 @@ class History:
 
     def opened(self, story: Story) -> None:
         """Remember a new request, or a refused one, but not its prompt's digests: they may be many."""
-        story.request = replace(story.request, block_hashes=())
+        story.request = story.request.without_digests()
         before = self._stories.pop(story.request.id, None)  # an id is free again once its request has ended
         if before is not None:
             self._by_seq.pop(before.seq, None)
