@@ -48,6 +48,47 @@ def test_a_decode_that_lacks_one_block_gets_it_at_once() -> None:
     assert max(gaps) < 2 * min(gaps), "it waited for a block that another could give up"
 
 
+def idle_slots(bench: Bench, seq: int) -> int:
+    """Most slots in a row in which a request that was begun got nothing, until its first token."""
+    row_of = bench.driver.history.name_of(seq)
+    assert row_of is not None
+    most = idle = 0
+    for decision, result in zip(bench.engine.decisions, bench.engine.results, strict=True):
+        if 0 in decision.rows:  # the first request has the first row as long as it is open
+            idle = 0
+        elif result.ended_ns < bench.served[row_of].times_ns[0]:
+            idle += 1
+        most = max(most, idle)
+    return most
+
+
+def test_the_champions_prompt_gets_its_next_block_at_once() -> None:
+    """Without decodes to grow there is a shortage all the same, which someone else must end."""
+    settings = SchedulerSettings(watermark_ratio=1.0, max_slot_tokens=3, quantum_tokens=4)
+    bench = Bench("kaiseki", blocks=13, block_tokens=4, audit=True, settings=settings)
+    bench.run([job("long", 44, 1), job("urgent", 4, 30, START_NS + 1, cls=LOOSE)])
+    bench.check_end()
+    stopped = events(bench, Event.PREEMPTED)
+    assert [bench.driver.history.name_of(int(seq)) for seq in stopped["seq"]] == ["urgent"]
+    assert idle_slots(bench, 0) <= 1
+
+
+def test_a_champion_that_others_outrank_in_every_slot_is_served_all_the_same() -> None:
+    settings = SchedulerSettings(max_slot_tokens=16)
+    bench = Bench(load("kaiseki", starving_slots=8), settings=settings, audit=True)
+    urgent = [job(f"u{i}", 16, 1, START_NS + 1, cls=LOOSE) for i in range(60)]
+    bench.run([job("oldest", 64, 1), *urgent])
+    bench.check_end()
+    assert 8 <= idle_slots(bench, 0) <= 9
+    assert bench.served["oldest"].times_ns[0] < bench.served["u59"].times_ns[0]
+
+
+def test_a_slot_smaller_than_the_grid_of_chunks_is_used_all_the_same() -> None:
+    bench = Bench("kaiseki", settings=SchedulerSettings(max_slot_tokens=3), audit=True)
+    bench.run([job("a", 20, 2), job("b", 7, 2, START_NS + 1)])
+    bench.check_end()
+
+
 def test_what_a_prompt_in_parts_still_needs_is_not_given_to_a_newcomer() -> None:
     settings = SchedulerSettings(watermark_ratio=1.0, max_slot_tokens=16)
     bench = Bench("kaiseki", blocks=20, block_tokens=4, audit=True, settings=settings)

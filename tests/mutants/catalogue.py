@@ -156,14 +156,14 @@ MUTANTS = (
         "core/scheduler.py",
         "        self._champion_waits = 0 if served else self._champion_waits + 1\n",
         "        self._champion_waits = 0\n",
-        (MACHINE,),
+        (SCHEDULER, MACHINE),
     ),
     Mutant(
         "the champion's prefill counts as growth",
         "core/scan.py",
         "            counts[GROWTH] += r == champion\n",
         "",
-        (MACHINE,),
+        (SCHEDULER, MACHINE),
     ),
     Mutant(
         "a tenant more than L ahead is gated",

@@ -129,7 +129,9 @@ def _prefill_chunk(entry: Record, features: F64, trial: F64, planes: F64, rules:
     if _blocks_between(start, start + most, block) > room:
         most, reason = int((start + block - 1) // block + max(room, 0.0)) * block - start, _NO_KV
     if room >= 0:
-        most = _on_grid(most, need, quantum, rules[R_CHUNKED] > 0.0)
+        fitting = _on_grid(most, need, quantum, rules[R_CHUNKED] > 0.0)
+        # A slot smaller than the grid would never give anything to anybody.
+        most = most if fitting == 0 and alone and rules[R_CHUNKED] > 0.0 else fitting
     if most <= 0 and reason == _NO_TIME and rules[R_CHUNKED] > 0.0 and (alone or limits[L_STARVING] > 0):
         # Nothing else runs, or prefill has starved: one quantum goes whatever the bound says.
         most = min(need, quantum)
