@@ -139,6 +139,23 @@ def test_kv_without_room_is_not_taken() -> None:
     assert not replica.s.has_room(second)
     with pytest.raises(OutOfBlocks):
         replica.s.submit(second, replica.now)
+    replica.s.landed("a", replica.now)
+    replica.run()
+    replica.assert_empty()
+
+
+def test_kv_that_is_here_may_run_though_the_pool_has_filled_up() -> None:
+    replica = Replica(blocks=20)
+    replica.s.submit(Request("old", 200, 60), replica.now)
+    replica.s.submit(begun("a", 15, 5), replica.now)
+    while replica.pool.live_blocks() <= 16:  # 0.8 of the pool
+        replica.step()
+    replica.s.landed("a", replica.now)
+    replica.step()
+    assert replica.s.table.state[replica.s.life.ids["a"]] == State.RUNNING
+    replica.run()
+    assert {e.outcome for e in replica.endings.values()} == {Outcome.COMPLETED}
+    replica.assert_empty()
 
 
 def test_kv_that_waits_leaves_room_for_whoever_must_be_able_to_finish() -> None:

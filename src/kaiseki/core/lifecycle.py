@@ -146,7 +146,8 @@ class Lifecycle:
     def handed_over(self, row: int) -> None:
         """Nobody reads the KV of a row that has ended here any more."""
         rows = np.array([row], np.int32)
-        self.kv.release(rows, self.table.inflight_slot[rows])
+        fences = self.table.inflight_slot[rows]
+        self.kv.release(rows, fences)
         self._recycle(rows)
 
     def enqueue_arrivals(self) -> None:

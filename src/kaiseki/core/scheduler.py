@@ -148,7 +148,9 @@ class Scheduler:
                 f"max_tokens={request.max_tokens}; both must be >= 1"
             )
         refusal = never_runs(request, self.policy, self.capabilities, self.kv)
-        if refusal is None and request.begun is None:
+        if request.begun is not None and refusal is None and not self.has_room(request):
+            raise OutOfBlocks(f"request {request.id!r}: ask has_room before its KV is sent")
+        if request.begun is None and refusal is None:
             refusal = queue_full(request, self.settings, self.waiting, self.drain_s()) or hopeless(
                 request, self.policy, self.life.rates
             )
