@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from types import UnionType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
@@ -151,8 +152,14 @@ def keys_at(model: type[BaseModel], loc: list[str | int]) -> list[str]:
 def _field_type(model: type[BaseModel], key: str) -> Any:
     for name, field in model.model_fields.items():
         if key in (name, field.alias):
-            return field.annotation
+            return _said(field.annotation)
     return None
+
+
+def _said(annotation: Any) -> Any:
+    """What a key that may be left out holds when it is there."""
+    kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
+    return kinds[0] if isinstance(annotation, UnionType) and len(kinds) == 1 else annotation
 
 
 def keys(model: type[BaseModel]) -> list[str]:

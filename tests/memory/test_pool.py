@@ -131,6 +131,15 @@ class TestReuse:
         assert pool.live_blocks() == 4
         assert (pool.stats().queried_tokens, pool.stats().hit_tokens) == (13 + 11, 8)
 
+    def test_of_a_row_that_holds_blocks_what_is_computed_counts_and_nothing_is_free(self):
+        pool = pool_of(16)
+        pool.register(0, chain_hashes(TEXT[:12], 4))
+        pool.reserve(i32(0), i32(0), i32(14))
+        assert pool.cached_tokens(i32(0), i32(13)).tolist() == [[0, 0]]
+        pool.commit(i32(0), i32(13))
+        found = [pool.cached_tokens(i32(0), i32(limit))[0].tolist() for limit in (-1, 5, 13, 14)]
+        assert found == [[0, 0], [5, 0], [13, 0], [13, 0]]
+
     def test_only_committed_pages_are_found(self):
         pool = pool_of(16)
         pool.register(0, chain_hashes(TEXT[:16], 4))

@@ -252,7 +252,7 @@ MUTANTS = (
     Mutant(
         "who ends leaves the queues",
         "core/lifecycle.py",
-        "        self.waiting.take(rows[states == State.WAITING])\n",
+        '        self.waiting.take(rows[ended["state"] == State.WAITING])\n',
         "",
         (MACHINE,),
     ),

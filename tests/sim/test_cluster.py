@@ -7,6 +7,13 @@ import pytest
 from kaiseki.sections import ConfigError
 from kaiseki.sim import cluster
 
+SPLIT = """
+model: llama-3-8b
+pools:
+  - {name: p, role: prefill, card: h100}
+  - {name: d, role: decode, card: h100}
+links: {gb_s: 45}
+"""
 GOOD = "model: llama-2-70b\npools: [{name: a, card: a100-80, cards: 8, tp: 4}]\n"
 
 
@@ -36,7 +43,21 @@ def test_what_comes_along_fits(name: str) -> None:
         (GOOD.replace("tp: 4", "tp: 3"), ("pools[0]", "3")),
         (GOOD.replace("cards: 8, tp: 4", "cards: 1"), ("pools[0].card", "leave no KV block")),
         (GOOD.replace("cards: 8", "cards: many"), ("pools[0].cards", "many")),
-        (GOOD.replace("name: a,", "name: a, role: prefill,"), ("pools[0].role", "prefill", "mixed")),
+        (GOOD.replace("name: a,", "name: a, role: both,"), ("pools[0].role", "both", "mixed", "prefill")),
+        (GOOD.replace("name: a,", "name: a, role: prefill,"), ("pools", "prefill", "role: decode")),
+        (GOOD.replace("name: a,", "name: a, role: decode,"), ("pools", "decode", "role: prefill")),
+        (GOOD + "links: {gb_s: 45}", ("links", "45", "only prefill and decode pools")),
+        (SPLIT.replace("links", "#"), ("links", "gb_s, latency_us, max_active, feedback_us, headroom")),
+        (SPLIT.replace("name: d", "name: p"), ("pools[1].name", "p", "its own")),
+        (SPLIT.replace("gb_s: 45", "gb_s: 0"), ("links.gb_s", "0", "greater than 0")),
+        (SPLIT.replace("gb_s: 45", "headroom: 0.3"), ("links.gb_s", "required")),
+        (SPLIT.replace("gb_s: 45", "gb_s: 45, headroom: 1"), ("links.headroom", "1", "less than 1")),
+        (SPLIT.replace("gb_s: 45", "gb_s: 45, max_active: 0"), ("links.max_active", "0", "equal to 1")),
+        (SPLIT.replace("gb_s: 45", "gb_s: 45, latency_us: -1"), ("links.latency_us", "-1", "equal to 0")),
+        (SPLIT.replace("gb_s: 45", "gb_s: 45, feedback_us: x"), ("links.feedback_us", "x", "number")),
+        (SPLIT.replace("gb_s: 45", "gb_s: 45, from: p"), ("links.from", "p", "allowed: feedback_us")),
+        (SPLIT.replace("{gb_s: 45}", "[{gb_s: 45}]"), ("links", "must be a mapping with gb_s")),
+        (SPLIT + "events: []", ("events", "unknown key", "links")),
         (GOOD.replace("name: a,", "name: a, gpus: 3,"), ("pools[0].gpus",)),
         ("pools: []", ("model", "pools")),
         ("[]", ("mapping",)),

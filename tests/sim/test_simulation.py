@@ -10,41 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.sim.loads import PLAN, chain, load
+from tests.sim.running import run, without_wall
 
 from kaiseki.core.reasons import Outcome
-from kaiseki.core.settings import SchedulerSettings
-from kaiseki.engines.clock import VirtualClock
 from kaiseki.policies.registry import load as policy
 from kaiseki.sim import cluster
-from kaiseki.sim.arrivals import Arrivals
-from kaiseki.sim.loop import Log, Simulation
-from kaiseki.sim.replica import SimReplica
 from kaiseki.sim.routers import ROUTERS
 from kaiseki.sim.run import Case, lone_prefill_s, simulate
 from kaiseki.work import classes
-from kaiseki.work.assigning import Assigner
 from kaiseki.work.batches import Batch, Blocks
 from kaiseki.work.shaping import Shape
 
 Make = Callable[..., Case]
 POLICIES = ("static", "fcfs", "priority", "sarathi", "edf", "srpt", "vtc", "kaiseki")
-
-
-def without_wall(figures: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in figures.items() if key != "wall_s"}
-
-
-def run(case: Case, name: str = "kaiseki") -> tuple[Log, list[SimReplica]]:
-    """As `simulate`, with the log and the fleet as they are in the end."""
-    clock, classes = VirtualClock(), case.plan.service_classes()
-    weights = case.plan.tenant_weights()
-    replicas = [
-        SimReplica(d, policy(name), SchedulerSettings(max_batch_size=32), classes, weights, clock)
-        for d in case.fleet
-    ]
-    batches = Assigner(case.plan, lone_prefill_s(case.fleet), case.seed).stream(case.stream(case.shape))
-    arrivals = Arrivals(batches, classes, list(weights), 16)
-    return Simulation(arrivals, replicas, ROUTERS[case.router](1), clock).run(), replicas
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -151,3 +129,12 @@ def test_figures_by_class_and_tenant_add_up(case: Make) -> None:
         tokens = sum(found["output_tokens_per_s"] for found in figures[part].values())
         assert tokens == pytest.approx(figures["output_tokens_per_s"])
     assert figures["tenants"].keys() == {"acme", "labs"} and figures["classes"].keys() == {"chat", "batch"}
+
+
+def test_a_fleet_without_roles_gives_the_figures_it_always_gave(case: Make) -> None:
+    figures = simulate(case(load(120, 20.0), replicas=3, blocks=250), policy("kaiseki"))
+    assert figures["iterations"] == 1298 and figures["preemptions"] == 26
+    assert figures["attainment"] == pytest.approx(110 / 120)
+    assert figures["ttft_ms"]["p50"] == pytest.approx(114.0945395)
+    assert figures["links"] == {} and figures["link_peak_gb_s"] is None
+    assert figures["pools"]["main"]["iterations"] == 1298 and figures["pools"]["main"]["role"] == "mixed"

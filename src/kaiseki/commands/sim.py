@@ -62,7 +62,7 @@ def sim(
     """Replay a trace on a simulated fleet under one or more policies, and compare what users would see.
 
     Generated workloads: azure-conversation, mooncake-conversation, chat-sessions, agent-programs.
-    Clusters that come along: 70b-8xa100, 70b-4xa100, 70b-32xh100. Classes: chat, mixed.
+    Clusters that come along: 70b-8xa100, 70b-4xa100, 70b-32xh100, 70b-4p-4d-h100. Classes: chat, mixed.
 
     Example: kaiseki sim azure_conv_2023.csv --requests 2000 --scale 0.5 --policy fcfs --policy kaiseki
     """
@@ -123,7 +123,8 @@ def case_of(
         fail(f"{trace}: no such file, and none of the generated workloads {', '.join(CATALOGUE)}")
     try:
         plan = plans.load(classes)
-        fleet = clusters.fleet(clusters.load(cluster))
+        described = clusters.load(cluster)
+        fleet = clusters.fleet(described)
     except ConfigError as error:
         fail(f"{error}")
     except OSError as error:
@@ -137,7 +138,7 @@ def case_of(
         return load(Path(trace), trace_format, shape)  # type: ignore[arg-type]
 
     least = GENERATED if generated is not None and requests is None else requests
-    return Case(stream, plan, fleet, Shape(rate_scale=scale, requests=least), router)
+    return Case(stream, plan, fleet, Shape(rate_scale=scale, requests=least), router, links=described.links)
 
 
 def _policy(name: str, budget: str, expiry: bool) -> Policy:

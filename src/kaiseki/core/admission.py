@@ -1,9 +1,11 @@
-"""What is refused at submit, and with which figures."""
+"""What is refused at submit, and with which figures; what may be sent here."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from kaiseki.core.policy import Policy
 from kaiseki.core.protocols import Capabilities, KVSpace
@@ -11,6 +13,7 @@ from kaiseki.core.queues import Waiting
 from kaiseki.core.reasons import Reason
 from kaiseki.core.requests import OnLate, Request
 from kaiseki.core.settings import SchedulerSettings
+from kaiseki.core.table import RequestTable, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ def never_runs(request: Request, policy: Policy, capabilities: Capabilities, kv:
     if whole > capabilities.max_context_tokens:
         numbers = {"tokens": whole, "max_context_tokens": capabilities.max_context_tokens}
         return Refusal(Reason.TOO_LONG, numbers)
-    need = -(-whole // kv.block_tokens)
+    need = _blocks(whole, kv.block_tokens)
     if need > kv.total_blocks:
         pool = kv.total_blocks * kv.block_tokens
         numbers = {"tokens": whole, "pool_tokens": pool, "need_blocks": need, "pool_blocks": kv.total_blocks}
@@ -62,6 +65,30 @@ def queue_full(
     if over or (s.max_waiting and count >= s.max_waiting):
         return Refusal(Reason.QUEUE_FULL, {"waiting": count, "waiting_tokens": tokens}, drain_s)
     return None
+
+
+def has_room(request: Request, table: RequestTable, kv: KVSpace, watermark_ratio: float) -> bool:
+    """Whether the KV of a request that has begun elsewhere, and could be finished here, may come now.
+
+    Nobody who could be the champion may find too little room because of KV that came and does not run yet,
+    since that cannot be preempted.
+    """
+    block, total = kv.block_tokens, kv.total_blocks
+    need, whole = _blocks(request.prompt_tokens + 1, block), request.prompt_tokens + request.max_tokens
+    if need > kv.free_blocks():
+        return False
+    opened = table.records[(table.state != State.FREE) & (table.state != State.GOING)]
+    if opened.size == 0:
+        return True
+    if kv.live_blocks() + need > int(watermark_ratio * total):
+        return False
+    brought = np.where(opened["brought"], -(-(opened["prompt"] + 1) // block), 0)
+    most = -(-(opened["prompt"].astype(np.int64) + opened["max_tokens"]) // block) - brought
+    return bool(max(most.max(), _blocks(whole, block) - need) <= total - int(brought.sum()) - need)
+
+
+def _blocks(tokens: int, block: int) -> int:
+    return -(-tokens // block)
 
 
 def hopeless(request: Request, policy: Policy, rates: tuple[float, float, float]) -> Refusal | None:

@@ -168,6 +168,8 @@ def fill_waiting(records: Records, rows: I32, cached: I32, block: int, max_passe
             entry["copy"] = start % block != 0
         else:
             entry["pins"] = cached[i, 1]
+        if row["brought"]:
+            continue  # it holds what it needs
         entry["whole"] = (known + block - 1) // block - (start + block - 1) // block + entry["copy"]
 
 

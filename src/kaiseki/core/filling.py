@@ -91,7 +91,7 @@ def _admissible(entry: Record, limits: F64) -> bool:
         entry["short"] = 1.0
         return False
     needs = entry["pins"] + entry["whole"]
-    if needs > limits[L_ADMISSION] and limits[L_SOLE] == 0.0:
+    if needs > 0 and needs > limits[L_ADMISSION] and limits[L_SOLE] == 0.0:
         entry["reason"] = _WATERMARK
         entry["short"] = needs - limits[L_ADMISSION]
         return False

@@ -19,7 +19,7 @@ from kaiseki.core.policy import Policy
 from kaiseki.core.protocols import KVSpace
 from kaiseki.core.queues import Waiting
 from kaiseki.core.reasons import Event, Finish, Outcome, Reason
-from kaiseki.core.requests import NEVER_NS, Request, ServiceClass
+from kaiseki.core.requests import NEVER_NS, Begun, Request, ServiceClass
 from kaiseki.core.scan import allowed_late_gaps
 from kaiseki.core.table import NO_ROW, Records, RequestTable, State, View
 from kaiseki.core.trace import Trace
@@ -102,6 +102,7 @@ class Lifecycle:
         t.deadline_ns[row] = NEVER_NS if cls.deadline_ns is None else cls.deadline_ns
         t.prompt[row], t.max_tokens[row] = request.prompt_tokens, request.max_tokens
         t.min_tokens[row] = min(request.min_tokens, request.max_tokens)
+        t.hands_over[row] = request.hands_over
         self.ids[request.id], self.names[row] = row, request.id
         self.kv.register(row, request.block_hashes)
         self.fairness.opened(int(t.tenant[row]))
@@ -109,6 +110,9 @@ class Lifecycle:
         self.trace.note(
             self.slot, now, t.seq[rows], Event.SUBMITTED, Reason.NONE, float(request.prompt_tokens)
         )
+        if request.begun is not None:
+            self._expect(row, request.begun, now)
+            return row
         parent = self.ids.get(request.fork_of, NO_ROW) if request.fork_of is not None else NO_ROW
         if parent != NO_ROW and t.prompt[parent] == request.prompt_tokens:
             t.fork_of[row] = parent
@@ -123,6 +127,28 @@ class Lifecycle:
         t.state[row] = State.WAITING
         self.waiting.arrive(row, request.prompt_tokens)
         return row
+
+    def _expect(self, row: int, begun: Begun, now: int) -> None:
+        """Take blocks for the KV that comes, and for the position that is computed first."""
+        t, rows = self.table, np.array([row], np.int32)
+        self.kv.reserve(rows, np.zeros(1, np.int32), t.prompt[rows] + 1)
+        t.state[row], t.brought[row] = State.COMING, True
+        t.outputs[row], t.demoted[row] = 1, begun.demoted
+        t.first_token_ns[row] = t.last_token_ns[row] = begun.first_token_ns
+        self.trace.note(self.slot, now, t.seq[rows], Event.PASSED_OVER, Reason.KV_COMING)
+
+    def landed(self, row: int, now: int) -> None:
+        """The KV of a row's prompt is here: it waits for its turn like others."""
+        rows = np.array([row], np.int32)
+        self.kv.commit(rows, self.table.prompt[rows])
+        self.come_back(rows, now)
+
+    def handed_over(self, row: int) -> None:
+        """Nobody reads the KV of a row that has ended here any more."""
+        rows = np.array([row], np.int32)
+        fences = self.table.inflight_slot[rows]
+        self.kv.release(rows, fences)
+        self._recycle(rows)
 
     def enqueue_arrivals(self) -> None:
         """Queue what has been opened: together, since many cost little more than one."""
@@ -198,7 +224,7 @@ class Lifecycle:
         t.state[rows] = State.BACKING_OFF
 
     def come_back(self, rows: I32, now: int) -> None:
-        """Queue rows again that backed off."""
+        """Queue rows that were put aside: backing off, or waiting for their KV."""
         self.trace.note(self.slot, now, self.table.seq[rows], Event.REKEYED, Reason.NONE)
         self.enqueue(rows)
 
@@ -221,6 +247,8 @@ class Lifecycle:
     ) -> None:
         """The one way out: frees everything the rows have and recycles them.
 
+        The KV of completed rows that hand it over stays, with the row, until `handed_over`.
+
         Args:
             rows: int32[n], distinct.
             outcome, reason: of all of them.
@@ -236,18 +264,32 @@ class Lifecycle:
         self.trace.note(
             self.slot, now, ended["seq"], _EVENT_OF[outcome], reason, ended["outputs"].astype(np.float64)
         )
-        running = rows[ended["state"] == State.RUNNING]
+        going = ended["hands_over"] & (outcome == Outcome.COMPLETED)
+        running = rows[(ended["state"] == State.RUNNING) & ~going]
         if running.size < rows.size:
-            self.waiting.take(rows[ended["state"] == State.WAITING])
+            self._leave_queue(rows, ended, going)
         if running.size:
             self.stop(running, State.FREE)
-        t.state[rows] = State.FREE
+        t.state[rows[~going]] = State.FREE
         self._leave_forks(rows, now)
         self.fairness.closed(ended["tenant"])
+        self._recycle(rows[~going])
+
+    def _leave_queue(self, rows: I32, ended: Records, going: Bool) -> None:
+        """Ending rows that did not run leave the queue, with KV that was sent; `going` ones only stop."""
+        self.waiting.take(rows[ended["state"] == State.WAITING])
+        brought = rows[ended["brought"]]
+        self.kv.release(brought, np.full(brought.size, -1, np.int64))
+        if going.any():
+            self.table.stop_running(rows[going], State.GOING)
+            self.table.inflight_slot[rows[going]] = ended["inflight_slot"][going]
+
+    def _recycle(self, rows: I32) -> None:
+        """Rows that hold nothing any more get ready for others."""
         for row in rows.tolist():
             self.kv.forget(row)
             del self.ids[self.names.pop(row)]
-        t.recycle(rows)
+        self.table.recycle(rows)
 
     def _leave_forks(self, rows: I32, now: int) -> None:
         """Rows that end hold no sibling back any more, and are held back by none."""
@@ -342,7 +384,7 @@ def latest_starts(
 def start_rows(records: Records, rows: I32, starts: I32, first_seq: int, now: int) -> tuple[int, int]:
     """Bring admitted rows up to date; `starts`: int32[n], positions found in the cache or shared.
 
-    Returns the sums of their prompt tokens and of those that were found.
+    Returns the sums of their prompt tokens and of those that were found, without rows that brought theirs.
     """
     prompts, found = 0, 0
     for i in range(rows.size):
@@ -351,9 +393,13 @@ def start_rows(records: Records, rows: I32, starts: I32, first_seq: int, now: in
         row["confirmed"] = starts[i]
         row["passes"] = 0
         row["admitted_seq"] = first_seq + i
+        brought = row["brought"]
+        row["brought"] = False
         if row["admitted_ns"] < 0:
             row["admitted_ns"] = now
-            row["cached"] = starts[i]
+            row["cached"] = 0 if brought else starts[i]
+        if brought:
+            continue
         prompts += row["prompt"]
         found += min(starts[i], row["prompt"])
     return prompts, found

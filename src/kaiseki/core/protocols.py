@@ -136,9 +136,9 @@ class KVSpace(Protocol):
         ...
 
     def cached_tokens(self, rows: I32, limits: I32) -> I32:
-        """int32[n, 2] for rows that hold no blocks: tokens of the longest reusable prefix (at most
-        `limits`, a whole number of blocks), and how many of its blocks nobody holds now, so that
-        attaching it takes them from `free_blocks`.
+        """int32[n, 2]: tokens of the longest reusable prefix (at most `limits`, a whole number of blocks),
+        and how many of its blocks nobody holds now, so that attaching it takes them from `free_blocks`.
+        Of rows that hold blocks, and do not run yet: the committed positions below the limit, and 0.
         """
         ...
 

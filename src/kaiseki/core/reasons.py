@@ -101,3 +101,4 @@ class Reason(_Worded):
     OVER_STEP = 30, "the policy computes a text in one piece, and this one may exceed what a step can take"
     BACK_OFF = 31, "the engine failed on it, and the next try comes after a pause"
     ENGINE_FAILING = 32, "the engine fails on every request, and no more are taken until a probe works"
+    KV_COMING = 33, "its KV is on the way from the replica that computed its prompt"

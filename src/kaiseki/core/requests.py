@@ -41,6 +41,19 @@ class ServiceClass:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """What a request did on the replica that computed its prompt.
+
+    Attributes:
+        first_token_ns: when its first token came there.
+        demoted: whether it had become best effort.
+    """
+
+    first_token_ns: int
+    demoted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One generation to schedule. Only lengths and hashes: the core never sees text or token ids.
 
@@ -56,6 +69,8 @@ class Request:
         block_hashes: chained SHA-256 digest of each *full* prompt block, for prefix reuse.
         fork_of: id of the sibling whose prompt this one shares (n > 1 sampling), or None.
         ttft_ns: target of this request in place of its class's, nanoseconds, or None.
+        hands_over: when it has its tokens, its KV stays until `Scheduler.handed_over`, for another replica.
+        begun: set where a request goes on whose KV another replica computed and sends.
     """
 
     id: str
@@ -69,6 +84,8 @@ class Request:
     block_hashes: tuple[bytes, ...] = ()
     fork_of: str | None = None
     ttft_ns: int | None = None
+    hands_over: bool = False
+    begun: Begun | None = None
 
     def without_digests(self) -> Request:
         """The same request without `block_hashes`, which may be by far the largest part of it."""

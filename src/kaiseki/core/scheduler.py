@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kaiseki.core.admission import Refusal, hopeless, never_runs, queue_full
+from kaiseki.core.admission import Refusal, has_room, hopeless, never_runs, queue_full
 from kaiseki.core.applying import Applied, apply_step
 from kaiseki.core.composing import (
     arrange,
@@ -134,8 +134,11 @@ class Scheduler:
     def submit(self, request: Request, now: int) -> Refusal | None:
         """Queue a request, or say why not.
 
+        One that has begun elsewhere takes its blocks now, and is queued by `landed`.
+
         Raises:
             ValueError: the id is open already, or a length is below 1.
+            OutOfBlocks: it has begun elsewhere, and its KV finds no room; see `has_room`.
         """
         if request.id in self.life.ids:
             raise ValueError(f"request id {request.id!r} is already open")
@@ -144,22 +147,38 @@ class Scheduler:
                 f"request {request.id!r}: prompt_tokens={request.prompt_tokens}, "
                 f"max_tokens={request.max_tokens}; both must be >= 1"
             )
-        refusal = (
-            never_runs(request, self.policy, self.capabilities, self.kv)
-            or queue_full(request, self.settings, self.waiting, self.drain_s())
-            or hopeless(request, self.policy, self.life.rates)
-        )
+        refusal = never_runs(request, self.policy, self.capabilities, self.kv)
+        if request.begun is not None and refusal is None and not self.has_room(request):
+            raise OutOfBlocks(f"request {request.id!r}: ask has_room before its KV is sent")
+        if request.begun is None and refusal is None:
+            refusal = queue_full(request, self.settings, self.waiting, self.drain_s()) or hopeless(
+                request, self.policy, self.life.rates
+            )
         if refusal is not None:
             return refusal
-        if request.ttft_target_ns is not None:
+        if request.ttft_target_ns is not None and request.begun is None:
             self._remember_ttft(request.ttft_target_ns)
         self.life.open(request, now)
         return None
 
+    def has_room(self, request: Request) -> bool:
+        """Whether the KV of a request that has begun elsewhere may be sent here now."""
+        if never_runs(request, self.policy, self.capabilities, self.kv) is not None:
+            return False
+        return has_room(request, self.table, self.kv, self.settings.watermark_ratio)
+
+    def landed(self, request_id: str, now: int) -> None:
+        """The KV of a request that has begun elsewhere is here."""
+        self.life.landed(self.life.ids[request_id], now)
+
+    def handed_over(self, request_id: str) -> None:
+        """The KV of a request that ended here, to go on elsewhere, has been sent or is not wanted."""
+        self.life.handed_over(self.life.ids[request_id])
+
     def cancel(self, request_id: str, now: int, reason: Reason = Reason.CLIENT_GONE) -> bool:
         """End an open request; its blocks are free by the next slot. False when it is not open."""
         row = self.life.ids.get(request_id)
-        if row is None:
+        if row is None or self.table.state[row] == State.GOING:
             return False
         self.life.end(row, Outcome.CANCELLED, reason, now)
         return True
@@ -563,7 +582,7 @@ class Scheduler:
             self.kv.fork(int(parents[i]), int(rows[i]), int(starts[i]))
             self.table.shared_tail[[rows[i], parents[i]]] = True
         if forks.size < rows.size:
-            plain = parents == NO_ROW
+            plain = (parents == NO_ROW) & ~self.table.brought[rows]
             self.kv.attach(rows[plain], starts[plain])
         self.life.start(rows, starts, now)
 

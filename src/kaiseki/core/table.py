@@ -28,6 +28,8 @@ class State(IntEnum):
     WAITING = 2
     RUNNING = 3
     BACKING_OFF = 4  # an engine error hit it, and it is in no queue until it may be tried again
+    COMING = 5  # its blocks are taken, and its KV is on the way from another replica
+    GOING = 6  # it has ended here, and its KV is on the way to another replica
 
 
 ROW = np.dtype(
@@ -54,6 +56,8 @@ ROW = np.dtype(
         ("last_reason", np.int32),
         ("demoted", np.bool_),
         ("shared_tail", np.bool_),
+        ("hands_over", np.bool_),
+        ("brought", np.bool_),
         ("seq", np.int64),
         ("cls", np.int32),
         ("tier", np.int32),
@@ -132,6 +136,8 @@ class RequestTable:
     inflight_slot: I64  # newest slot in flight that has this row, -1 for none
     demoted: Bool
     shared_tail: Bool  # its last block may be shared, so the next write may need one block more
+    hands_over: Bool  # its KV stays when it has ended, until another replica has it
+    brought: Bool  # it holds the KV that another replica sent or is sending, and has not run here yet
     fork_of: I32  # row of the sibling to share a prompt with, NO_ROW otherwise
     passes: I32  # times looked at and passed over while later ones went
     preemptions: I32

@@ -182,7 +182,8 @@ class BlockPool:
     def cached_tokens(self, rows: I32, limits: I32) -> I32:
         """int32[n, 2]: tokens of the longest reusable prefix within `limits`, and its free blocks.
 
-        The prefix is a whole number of blocks. The second column counts those that attaching would
+        The prefix is a whole number of blocks; of a row that holds blocks (whose KV was brought here) it is
+        whatever is committed, and costs no free ones. The second column counts those that attaching would
         take from `free_blocks`, for each row as if it alone were attached.
         """
         rows, limits = _i32(rows), _i32(limits)

@@ -10,6 +10,7 @@ from kaiseki.core.decision import I32, I64
 from kaiseki.core.jit import kernel
 from kaiseki.memory.lanes import known, need
 from kaiseki.memory.layout import (
+    COMMITTED,
     HOLDS,
     LACKS_BLOCKS,
     LANE,
@@ -73,11 +74,19 @@ def cached_tokens(
     limits: I32,
     out: I32,
 ) -> int:
-    """Fill out[n, 2] with the tokens of each row's cached prefix and its blocks that count as free."""
+    """Fill out[n, 2] with the tokens of each row's cached prefix and its blocks that count as free.
+
+    Of a row that holds blocks: what is computed in them, and none.
+    """
     s = State(blocks, digests, slots, free, queue, counters, lanes, tables, requests, chain)
     if not known(requests, rows):
         return UNKNOWN_ROW
     for i in range(rows.size):
+        lane = requests[rows[i], LANE]
+        if lane >= 0:
+            out[i, 0] = max(0, min(lanes[lane, COMMITTED], limits[i]))
+            out[i, 1] = 0
+            continue
         pages, block = longest_prefix(s, rows[i], limits[i])
         out[i, 0] = pages * counters[PAGE]
         unheld = 0

@@ -1,4 +1,4 @@
-"""The cluster file: which model runs on which cards, in how many replicas."""
+"""The cluster file: which model runs on which cards, in how many replicas, and what joins them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kaiseki.cost.cards import load_card
 from kaiseki.cost.catalogue import UnknownName
 from kaiseki.cost.deployment import Deployment, HostTime
 from kaiseki.cost.hf_config import load_model
-from kaiseki.sections import ConfigError, Name, Problem, Section, keys, problem_of, read_yaml, shown
+from kaiseki.sections import ConfigError, Name, Positive, Problem, Section, keys, problem_of, read_yaml, shown
 
 SHIPPED = resources.files("kaiseki.sim") / "clusters"
 SUFFIX = ".yaml"
@@ -23,10 +23,10 @@ BLOCK_TOKENS = 16
 
 
 class Pool(Section):
-    """Replicas that are alike. Each takes whole requests, prefill and decode."""
+    """Replicas that are alike: each takes whole requests, only their prompts, or all but these."""
 
     name: Name
-    role: Literal["mixed"] = "mixed"
+    role: Literal["mixed", "prefill", "decode"] = "mixed"
     card: str
     cards: Count | None = None
     tp: Count = 1
@@ -39,11 +39,30 @@ class Pool(Section):
     max_step_tokens: Count = 8192
 
 
+class Links(Section):
+    """What joins each prefill pool with each decode pool: one link, of the same kind everywhere.
+
+    Attributes:
+        gb_s: bandwidth, GB/s (1e9 bytes), that transfers under way share evenly.
+        latency_us: from the last byte sent to its arrival.
+        max_active: most transfers under way at once on a link.
+        feedback_us: how long it takes until the scheduler knows that a transfer has been sent.
+        headroom: the part of the bandwidth that the scheduler leaves free.
+    """
+
+    gb_s: Positive
+    latency_us: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    max_active: Count = 4
+    feedback_us: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    headroom: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
+
+
 class Cluster(Section):
     """A cluster file."""
 
     model: str
     pools: Annotated[list[Pool], Field(min_length=1)]
+    links: Links | None = None
 
 
 class Replica:
@@ -96,9 +115,29 @@ def parse(text: str | bytes) -> Cluster:
         cluster = Cluster.model_validate(raw)
     except ValidationError as error:
         problems += [problem_of(Cluster, item) for item in error.errors(include_url=False)]
+    if cluster is not None:
+        problems += _parts_missing(cluster)
     if problems or cluster is None:
         raise ConfigError(problems)
     return cluster
+
+
+def _parts_missing(cluster: Cluster) -> Iterator[Problem]:
+    """Roles that need one another, pools that can't be told apart, links that join nothing."""
+    names = [pool.name for pool in cluster.pools]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            yield Problem(f"pools[{i}].name", name, "another pool has this name; each must have its own")
+    roles = {pool.role for pool in cluster.pools}
+    for one, other in (("prefill", "decode"), ("decode", "prefill")):
+        if one in roles and other not in roles:
+            text = f"{one} pools need a pool with role: {other} beside them"
+            yield Problem("pools", ", ".join(sorted(roles)), text)
+    if {"prefill", "decode"} <= roles and cluster.links is None:
+        text = f"prefill and decode pools need links: a mapping with {', '.join(keys(Links))}"
+        yield Problem("links", None, text)
+    if not {"prefill", "decode"} <= roles and cluster.links is not None:
+        yield Problem("links", cluster.links.gb_s, "only prefill and decode pools are joined by links")
 
 
 def fleet(cluster: Cluster) -> list[Replica]:

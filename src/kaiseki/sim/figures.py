@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from kaiseki.core.decision import F64, I32
 from kaiseki.core.reasons import Outcome
 from kaiseki.core.requests import Request
 from kaiseki.observe.percentiles import percentiles
+from kaiseki.sim.links import Link
 from kaiseki.sim.loop import Log
 from kaiseki.sim.replica import SimReplica
 
@@ -19,13 +20,18 @@ COUNTS = (Outcome.COMPLETED, Outcome.EXPIRED, Outcome.FAILED, Outcome.CANCELLED)
 
 
 def policy_figures(
-    log: Log, replicas: Sequence[SimReplica], classes: Sequence[str], tenants: Sequence[str]
+    log: Log,
+    replicas: Sequence[SimReplica],
+    links: Mapping[tuple[str, str], Link],
+    classes: Sequence[str],
+    tenants: Sequence[str],
 ) -> dict[str, Any]:
     """Figures of one policy, whole and by class and tenant.
 
     Args:
         log: what happened.
         replicas: on which.
+        links: between their pools, by these' names.
         classes, tenants: their names by index; those without requests are left out.
     """
     span_s = max(log.last_ns - log.first_ns, 1) / 1e9
@@ -34,6 +40,9 @@ def policy_figures(
     gaps, cls, tenant = _gaps(log)
     whole = _figures(log, gaps, span_s, lambda request: True)
     whole |= _fleet_figures(log, replicas)
+    whole["pools"] = _pool_figures(log, replicas)
+    whole["links"] = {f"{source}>{target}": _link_figures(link) for (source, target), link in links.items()}
+    whole["link_peak_gb_s"] = max((link.peak_gb_s for link in links.values()), default=None)
     whole["classes"] = {
         name: _figures(log, gaps[cls == i], span_s, partial(_has_class, name))
         for i, name in enumerate(classes)
@@ -119,9 +128,38 @@ def _fleet_figures(log: Log, replicas: Sequence[SimReplica]) -> dict[str, Any]:
         "energy_j_per_token": energy / tokens if tokens else None,
         "usd_per_million_output_tokens": usd * took_ns / 3.6e12 / tokens * 1e6 if tokens else None,
         "fragmentation": None,
-        "link_peak_gb_s": None,
         "iterations": sum(r.engine.iterations for r in replicas),
         "cards": cards,
         "offered_rps": (len(log.endings) + len(log.refusals)) / (max(log.last_ns - log.first_ns, 1) / 1e9),
         "simulated_s": took_ns / 1e9,
+    }
+
+
+def _pool_figures(log: Log, replicas: Sequence[SimReplica]) -> dict[str, dict[str, Any]]:
+    """What each pool did, by name."""
+    took_ns = max(log.ended_ns - log.first_ns, 1)
+    pools: dict[str, list[SimReplica]] = {}
+    for replica in replicas:
+        pools.setdefault(replica.description.pool.name, []).append(replica)
+    return {
+        name: {
+            "role": mine[0].description.pool.role,
+            "replicas": len(mine),
+            "cards": sum(r.description.deployment.cards for r in mine),
+            "gpu_utilisation": sum(r.engine.busy_ns for r in mine)
+            / (sum(r.description.deployment.pp for r in mine) * took_ns),
+            "iterations": sum(r.engine.iterations for r in mine),
+        }
+        for name, mine in pools.items()
+    }
+
+
+def _link_figures(link: Link) -> dict[str, Any]:
+    return {
+        "transfers": len(link.moved),
+        "moved_gb": sum(t.size_bytes for t in link.moved) / 1e9,
+        "peak_gb_s": link.peak_gb_s,
+        "most_active": link.most_active,
+        "queue_ms": _spread([(t.started_ns - t.asked_ns) / 1e6 for t in link.moved]),
+        "transfer_ms": _spread([(t.landed_ns - t.started_ns) / 1e6 for t in link.moved]),
     }

@@ -12,6 +12,8 @@ from kaiseki.core.lifecycle import Ending
 from kaiseki.core.requests import Request
 from kaiseki.engines.clock import VirtualClock
 from kaiseki.sim.arrivals import Arrival, Arrivals
+from kaiseki.sim.engine import Work
+from kaiseki.sim.handover import Handover
 from kaiseki.sim.replica import Happened, SimReplica
 from kaiseki.sim.routers import Router
 
@@ -54,16 +56,24 @@ class Simulation:
     Args:
         arrivals: the load.
         replicas: the fleet, all on `clock`.
-        router: where requests go.
+        router: where requests go, among replicas that compute prompts.
         clock: moved by this loop.
+        handover: takes requests from prefill replicas on, if there are any.
     """
 
     def __init__(
-        self, arrivals: Arrivals, replicas: Sequence[SimReplica], router: Router, clock: VirtualClock
+        self,
+        arrivals: Arrivals,
+        replicas: Sequence[SimReplica],
+        router: Router,
+        clock: VirtualClock,
+        handover: Handover | None = None,
     ) -> None:
         self._arrivals = arrivals
         self._replicas = replicas
+        self._entries = [i for i, r in enumerate(replicas) if r.description.pool.role != "decode"]
         self._router = router
+        self._handover = handover
         self._clock = clock
         self._events: list[tuple[int, int]] = []  # (time, replica); stale ones do no harm
         self._due: list[int | None] = [None] * len(replicas)
@@ -80,34 +90,58 @@ class Simulation:
         while True:
             arrives = self._arrivals.next_ns()
             happens = self._events[0][0] if self._events else None
-            if arrives is None and happens is None:
+            lands = self._handover.next_ns() if self._handover is not None else None
+            due = min((when for when in (arrives, happens, lands) if when is not None), default=None)
+            if due is None:
                 return self.log
-            if happens is None or (arrives is not None and arrives < happens):
-                assert arrives is not None
-                self._clock.advance_to(arrives)
-                self._arrive(self._arrivals.pop())
-            else:
-                when, i = heapq.heappop(self._events)
-                self._clock.advance_to(when)
-                if self._due[i] == when:
+            self._clock.advance_to(due)
+            if due == happens:
+                _, i = heapq.heappop(self._events)
+                if self._due[i] == due:
                     self._due[i] = None
                     self._turn(i)
+            elif due == arrives:
+                self._arrive(self._arrivals.pop())
+            if self._handover is not None:
+                self._hand_over(self._handover)
+
+    def _hand_over(self, handover: Handover) -> None:
+        """Move KV on, and let replicas go on that got some or have room since."""
+        now = self._clock.now_ns()
+        for i in dict.fromkeys(handover.advance(now)):
+            self._progress_ns[i] = now
+            self._wake(i)
+        handover.start(now)
 
     def _arrive(self, arrival: Arrival) -> None:
         log, now = self.log, self._clock.now_ns()
         log.first_ns = now if log.first_ns < 0 else log.first_ns
         log.last_ns = now
-        i = self._router(arrival.request, self._replicas) if len(self._replicas) > 1 else 0
-        replica = self._replicas[i]
-        if not replica.open_requests:
+        entries = [self._replicas[i] for i in self._entries]
+        i = self._entries[self._router(arrival.request, entries) if len(entries) > 1 else 0]
+        if not self._replicas[i].open_requests:
             self._progress_ns[i] = now
-        refusal = replica.submit(arrival.request, arrival.work)
+        refusal = self._submit(arrival, i)
         if refusal is not None:
             log.refusals.append((arrival.request, refusal))
             self._arrivals.ended(arrival.position, now, arrival.expects_followers)
             return
         self._open[arrival.request.id] = arrival
-        if self._due[i] is None or replica.engine.next_end_ns() is None:
+        self._wake(i)
+
+    def _submit(self, arrival: Arrival, i: int) -> Refusal | None:
+        """Queue a request on a replica, or only its first part, or say why not."""
+        replica, request, work = self._replicas[i], arrival.request, arrival.work
+        if self._handover is not None and replica.description.pool.role == "prefill":
+            refusal = self._handover.refuses(request)
+            if refusal is not None:
+                return refusal
+            request, work = self._handover.first_part(request), Work(work.prompt_tokens, 1)
+        return replica.submit(request, work)
+
+    def _wake(self, i: int) -> None:
+        """Look at a replica that may have more to do, unless it will be looked at when its step ends."""
+        if self._due[i] is None or self._replicas[i].engine.next_end_ns() is None:
             self._turn(i)
 
     def _turn(self, i: int) -> None:
@@ -117,9 +151,9 @@ class Simulation:
             ends = replica.engine.next_end_ns()
             if ends is None or ends > now:
                 break
-            self._take(replica.end())
+            self._take(replica.end(), i)
             self._progress_ns[i] = now
-        self._close(replica.begin())
+        self._close(replica.begin(), i)
         self._watch_fairness(replica)
         due = self._due[i] = replica.next_ns()
         if due is not None:
@@ -127,18 +161,23 @@ class Simulation:
                 raise Stuck(f"replica {i}: {replica.open_requests} requests are open and get nothing")
             heapq.heappush(self._events, (due, i))
 
-    def _take(self, happened: Happened) -> None:
+    def _take(self, happened: Happened, i: int) -> None:
         tokens = happened.tokens
         later = tokens[~tokens["first"]]
         if later.size:
             self.log.gaps.append(later["ns"].copy())
             self.log.gap_cls.append(later["cls"].copy())
             self.log.gap_tenant.append(later["tenant"].copy())
-        self._close(happened.endings)
+        self._close(happened.endings, i)
 
-    def _close(self, endings: list[Ending]) -> None:
-        for ending in endings:
-            arrival = self._open.pop(ending.request_id)
+    def _close(self, endings: list[Ending], i: int) -> None:
+        for part in endings:
+            arrival, ending = self._open[part.request_id], part
+            if self._handover is not None:
+                if self._handover.takes(arrival.request, part, i):
+                    continue
+                ending = self._handover.whole(part)
+            del self._open[ending.request_id]
             self.log.endings.append((arrival.request, ending))
             self.log.ended_ns = ending.ended_ns
             self._arrivals.ended(arrival.position, ending.ended_ns, arrival.expects_followers)

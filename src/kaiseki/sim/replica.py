@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kaiseki.core.admission import Refusal
+from kaiseki.core.admission import Refusal, never_runs
 from kaiseki.core.lifecycle import Ending
 from kaiseki.core.policy import Policy
 from kaiseki.core.requests import Request, ServiceClass
@@ -22,6 +22,10 @@ from kaiseki.sim.engine import SimulatedEngine, Work
 
 RETRY_NS = 1_000_000
 """When nothing could be granted though requests are open, the next look comes so much later."""
+
+
+SENDING_RETRY_NS = 20_000_000
+"""The same where KV waits to be sent: the room that this gives brings a look of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +68,44 @@ class SimReplica:
         for tenant, weight in weights.items():
             self.scheduler.set_tenant(tenant, weight)
         self._clock = clock
+        self._coming = 0
+        self._going = 0
+
+    def never_runs(self, request: Request) -> Refusal | None:
+        """Why a request could never be finished here, if so."""
+        s = self.scheduler
+        return never_runs(request, s.policy, s.capabilities, self.kv)
 
     def submit(self, request: Request, work: Work) -> Refusal | None:
         """Queue a request, or say why not."""
         refusal = self.scheduler.submit(request, self._clock.now_ns())
         if refusal is None:
             self.engine.open(self.scheduler.life.ids[request.id], work)
+            self._coming += request.begun is not None
         return refusal
+
+    def landed(self, request_id: str) -> None:
+        """The KV of a request is here that was computed elsewhere."""
+        self.scheduler.landed(request_id, self._clock.now_ns())
+        self._coming -= 1
+
+    def keep(self) -> None:
+        """A request ended here whose KV stays until `handed_over`."""
+        self._going += 1
+
+    def handed_over(self, request_id: str) -> None:
+        """Its KV is elsewhere now."""
+        self.scheduler.handed_over(request_id)
+        self._going -= 1
 
     def begin(self) -> list[Ending]:
         """Decide as long as the engine can take it. Returns requests that ended by a decision."""
         endings: list[Ending] = []
         s, now = self.scheduler, self._clock.now_ns()
         while (
-            s.in_flight <= self.engine.capabilities.depth and self.engine.free_ns <= now and s.table.open_rows
+            s.in_flight <= self.engine.capabilities.depth
+            and self.engine.free_ns <= now
+            and self.open_requests > self._coming
         ):
             decision = s.decide(now)
             s.trace.drain()
@@ -104,14 +132,15 @@ class SimReplica:
         now, s = self._clock.now_ns(), self.scheduler
         ends = self.engine.next_end_ns()
         if ends is None:
-            return now + RETRY_NS if s.table.open_rows else None
+            later = SENDING_RETRY_NS if self._going else RETRY_NS
+            return now + later if self.open_requests > self._coming else None
         free = self.engine.free_ns
         return min(ends, free) if free > now and s.in_flight <= self.engine.capabilities.depth else ends
 
     @property
     def open_requests(self) -> int:
-        """Requests that wait or run."""
-        return self.scheduler.table.open_rows
+        """Requests that wait or run, or whose KV is on the way here."""
+        return self.scheduler.table.open_rows - self._going
 
     def load_ns(self) -> float:
         """Predicted time of the prompts that are not computed yet, alone."""

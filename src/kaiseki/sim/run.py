@@ -16,8 +16,9 @@ from kaiseki.core.settings import SchedulerSettings
 from kaiseki.cost.roofline import Roofline
 from kaiseki.engines.clock import VirtualClock
 from kaiseki.sim.arrivals import Arrivals
-from kaiseki.sim.cluster import Replica
+from kaiseki.sim.cluster import Links, Replica
 from kaiseki.sim.figures import policy_figures
+from kaiseki.sim.handover import Handover
 from kaiseki.sim.loop import Simulation
 from kaiseki.sim.replica import SimReplica
 from kaiseki.sim.routers import ROUTERS
@@ -39,6 +40,7 @@ class Case:
         shape: changes to it.
         plan: classes, tenants, and who gets which.
         fleet: the replicas.
+        links: what joins prefill and decode replicas, where there are any.
         router: a name in `ROUTERS`.
         seed: of shares in the plan, and of the router.
         quantum_tokens: see `SchedulerSettings`.
@@ -51,6 +53,7 @@ class Case:
     router: str = "least-work"
     seed: int = 1
     quantum_tokens: int = 16
+    links: Links | None = None
 
     def scaled(self, factor: float) -> Case:
         """The same load, arriving so many times as fast."""
@@ -104,6 +107,8 @@ def simulate(case: Case, policy: Policy) -> dict[str, Any]:
     ]
     batches = Assigner(plan, lone_prefill_s(case.fleet), case.seed).stream(case.stream(case.shape))
     arrivals = Arrivals(batches, classes, list(weights), case.fleet[0].pool.block_tokens)
-    log = Simulation(arrivals, replicas, ROUTERS[case.router](case.seed), clock).run()
-    figures = policy_figures(log, replicas, [cls.name for cls in classes], list(weights))
+    handover = Handover(replicas, case.links) if case.links is not None else None
+    log = Simulation(arrivals, replicas, ROUTERS[case.router](case.seed), clock, handover).run()
+    links = handover.links if handover is not None else {}
+    figures = policy_figures(log, replicas, links, [cls.name for cls in classes], list(weights))
     return figures | {"budget_tokens": policy.budget_tokens, "wall_s": time.perf_counter() - began}
