@@ -275,9 +275,9 @@ class World:
         """Tell what a slot charged from what closing its books lifted."""
         fair, settle = self.scheduler.fairness, self.scheduler.fairness.settle
 
-        def settled(entries: np.ndarray, waiting: np.ndarray, limits: np.ndarray) -> None:
+        def settled(entries: np.ndarray, waiting: np.ndarray, near: np.ndarray, limits: np.ndarray) -> None:
             self.charged = fair.counter.copy(), fair.lane_counter.copy()
-            settle(entries, waiting, limits)
+            settle(entries, waiting, near, limits)
 
         fair.settle = settled  # type: ignore[method-assign]
 

@@ -56,6 +56,8 @@ class Request:
         block_hashes: chained SHA-256 digest of each *full* prompt block, for prefix reuse.
         fork_of: id of the sibling whose prompt this one shares (n > 1 sampling), or None.
         ttft_ns: target of this request in place of its class's, nanoseconds, or None.
+        adapter: name of the LoRA adapter it runs with, or None for the base model. KV depends on it, so
+            `block_hashes` must be salted with it.
     """
 
     id: str
@@ -69,6 +71,7 @@ class Request:
     block_hashes: tuple[bytes, ...] = ()
     fork_of: str | None = None
     ttft_ns: int | None = None
+    adapter: str | None = None
 
     @property
     def ttft_target_ns(self) -> int | None:
