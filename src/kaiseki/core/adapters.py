@@ -1,7 +1,7 @@
 """LoRA adapters: which are loaded, which running requests need, and which goes when another is needed.
 
-A running request *pins* its adapter. An adapter that nobody pins stays loaded until its slot is needed, the one
-that was used longest ago first; one that a decision in flight uses stays until that has retired.
+A running request *pins* its adapter. One that nobody pins stays loaded until its slot is needed, and the one
+used longest ago goes first; while a decision in flight uses it, it stays.
 """
 
 from __future__ import annotations

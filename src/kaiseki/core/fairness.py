@@ -22,7 +22,8 @@ UNMET, BLOCKED, SERVED = range(3)
 def note_wants(entries: Records, waiting: I64, reachable: I64, limits: F64, out: Bool, tenants: Bool) -> None:
     """Mark who could have used more time, lacked room, was served.
 
-    `waiting`, `reachable`: int64[tenants * LANES], see `Fairness.settle`. `out`: bool[3, tenants * LANES]; `tenants`: bool[3, tenants], whether any of their lanes did.
+    `waiting`, `reachable`: int64[tenants * LANES], see `Fairness.settle`.
+    `out`: bool[3, tenants * LANES]; `tenants`: bool[3, tenants], whether any of their lanes did.
     """
     for g in range(waiting.size):
         if waiting[g] > 0:

@@ -100,7 +100,7 @@ def _load_ns(entry: Record, adapters: Records, rules: F64) -> float:
     if entry["adapter"] < 0:
         return 0.0
     standing = adapters[entry["adapter"]]["standing"]
-    return float(rules[R_LOAD_NS]) if standing == ABSENT or standing == KEPT else 0.0
+    return float(rules[R_LOAD_NS]) if standing in (ABSENT, KEPT) else 0.0
 
 
 @inlined
@@ -109,10 +109,10 @@ def _use_adapter(entry: Record, adapters: Records, rules: F64, limits: F64) -> N
     if entry["adapter"] < 0:
         return
     one = adapters[entry["adapter"]]
-    if one["standing"] == ABSENT or one["standing"] == KEPT:
+    if one["standing"] in (ABSENT, KEPT):
         entry["load"] = True
         limits[L_LOADING] += rules[R_LOAD_NS]
-    if one["standing"] == ABSENT or one["standing"] == IDLE:
+    if one["standing"] in (ABSENT, IDLE):
         limits[L_ADAPTERS] -= 1
     one["standing"] = HELD
 
@@ -125,7 +125,7 @@ def _lacks_adapter(entry: Record, adapters: Records, limits: F64) -> bool:
     standing = adapters[entry["adapter"]]["standing"]
     if standing == OUT:
         return True
-    return bool((standing == ABSENT or standing == IDLE) and limits[L_ADAPTERS] < 1)
+    return bool(standing in (ABSENT, IDLE) and limits[L_ADAPTERS] < 1)
 
 
 @inlined
@@ -173,7 +173,7 @@ def _prefill_chunk(
     most = need if whole_alone else int(max(0.0, min(float(need), limits[L_TOKENS])))
     reason = _SELECTED if most == need else _NO_TOKENS
     if rules[R_BOUND_NS] < np.inf and not whole_alone:
-        # Who was passed over too often may exceed the bound by a load, or one longer than that never would fit.
+        # Who was passed over too often may exceed the bound by a load, or a long one would never fit.
         loading = limits[L_LOADING] + (0.0 if entry["overdue"] else _load_ns(entry, adapters, rules))
         within = rules[R_BOUND_NS] / rules[R_HEADROOM] - loading
         fits = fit_prefill(planes, features, trial, start, most, within)

@@ -67,8 +67,8 @@ class Lifecycle:
     trace: Trace
     policy: Policy
     pace: Pace
+    adapters: Adapters
     rates: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    adapters: Adapters = field(default_factory=Adapters)
     slot: int = 0
     prefix_queried: int = 0
     prefix_hit: int = 0

@@ -75,7 +75,10 @@ class Engine(Protocol):
         ...
 
     def execute(self, decision: Decision) -> None:
-        """Start a decision, its loads of adapters first. Everything mutable (block tables) is read before this returns."""
+        """Start a decision, its loads of adapters first.
+
+        Everything mutable (block tables) is read before this returns.
+        """
         ...
 
     def collect(self) -> StepResult:

@@ -45,7 +45,7 @@ def place_rows(
 
 @kernel
 def find_queues(records: Records, rows: I32, kinds: int, out: I32) -> None:
-    """The queue of each row: those of a tenant in a run, in it those of the base model, then of each adapter."""
+    """The queue of each row: those of a tenant in a run, first of the base model, then of each adapter."""
     for i in range(rows.size):
         row = records[rows[i]]
         tenant, lane = row["group"] // LANES, row["group"] % LANES
@@ -56,9 +56,9 @@ def find_queues(records: Records, rows: I32, kinds: int, out: I32) -> None:
 class Waiting:
     """Waiting rows of one replica.
 
-    Two heaps over the same rows: one queue per tenant, adapter and lane ordered by policy key, and one ordered by the
-    time at which a request must have started to meet its SLO (ns relative to `origin_ns`, so that
-    float64 keeps nanosecond order). New arrivals are counted at once and come into the heaps together,
+    Two heaps over the same rows: one queue per tenant, adapter and lane ordered by policy key, and one
+    ordered by the time at which a request must have started to meet its SLO (ns relative to `origin_ns`, so
+    that float64 keeps nanosecond order). New arrivals are counted at once and come into the heaps together,
     before anybody looks.
     """
 
@@ -182,7 +182,7 @@ class Waiting:
         return self._by_key.pop(limit, quota, self._kinds * LANES, skip)
 
     def heads(self, groups: I32, limit: int) -> I32:
-        """Pop the first row of each of these groups, for each adapter that can be had, up to `limit`; see `peek`."""
+        """Pop the first row of each group for each adapter that can be had, up to `limit`; see `peek`."""
         quota = np.zeros((self._by_key.roots.size // LANES // self._kinds, self._kinds, LANES), np.int32)
         quota[groups // LANES, :, groups % LANES] = 1
         quota[:, self._out] = 0

@@ -123,15 +123,7 @@ class Scheduler:
         rates = lone_rates(self._planes)
         pace = Pace(token_ns=rates[1], slot_ns=rates[2])
         self.life = Lifecycle(
-            self.table,
-            self.waiting,
-            kv,
-            self.fairness,
-            self.trace,
-            policy,
-            pace,
-            rates,
-            adapters=self.adapters,
+            self.table, self.waiting, kv, self.fairness, self.trace, policy, pace, self.adapters, rates
         )
 
     # ------------------------------------------------------------------ requests in and out

@@ -53,9 +53,9 @@ def start_chunks(
     groups: I32,
     charged: F64,
 ) -> int:
-    """Put chunks in flight, predicted to take `predicted_ns` without the loads; fills the last seven arrays, parallel to `granted`, and charges tenants.
+    """Put chunks in flight; fills the last seven arrays, parallel to `granted`, and charges tenants.
 
-    Returns how many of the chunks are prefills.
+    They are predicted to take `predicted_ns`, and each load `load_ns` more. Returns how many are prefills.
     """
     gradient_ns(planes, features, slope)
     total, prefills = 0.0, 0

@@ -1,9 +1,9 @@
 """A scripted engine: no model, a virtual clock, step times from a formula, failures on demand.
 
 It checks as it goes what a real engine relies on: chunks that continue where the last valid one
-ended and whose adapter is loaded, at most `depth + 1` decisions outstanding, rows not reused while in flight where that is
-forbidden. The token it samples at position p of a request is a function of (request, p) alone, so any
-schedule must give the same output.
+ended and whose adapter is loaded, at most `depth + 1` decisions outstanding, rows not reused while in
+flight where that is forbidden. The token it samples at position p of a request is a function of
+(request, p) alone, so any schedule must give the same output.
 """
 
 from __future__ import annotations
