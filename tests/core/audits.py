@@ -61,7 +61,7 @@ def check_client(world: World, client: Client) -> None:
 
 
 def check_queues(world: World) -> None:
-    """Who waits stands in the queue of its tenant, adapter and lane, or has just arrived; nobody else does."""
+    """Who waits is in the queue of its tenant, adapter and lane, or has just arrived; nobody else is."""
     s = world.scheduler
     arrived = s.waiting._arrived
     waiting = np.flatnonzero(s.table.state == State.WAITING)
@@ -118,7 +118,7 @@ def check_decision(world: World, d: Decision) -> None:
         flight = s._inflight[d.slot]
         predicted = float(flight.charged.sum())
         assert abs(predicted - d.predicted_ns) <= 1.0 + 1e-9 * predicted
-        # Who was stopped may find all but its last token in the cache, and comes back with one token to compute.
+        # Who comes back after a stop may find all but its last token in the cache.
         back = np.array([world.of_row(row).id not in world.before.running for row in rows])
         prefills = d.tokens.sum() - np.count_nonzero(is_decode(world, d) & ~back)
         assert flight.features[F_TOKENS] == prefills

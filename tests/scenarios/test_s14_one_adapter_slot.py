@@ -17,8 +17,8 @@ from kaiseki.observe.explain import explain
 PASSES = 16
 LOAD_NS = 8 * MS
 ONE_SLOT = Capabilities(adapter_slots=1, adapter_load_ns=LOAD_NS)
-COMING, EVERY_NS = 600, 25 * MS
-COMES = START_NS + S
+COMING, EVERY_NS = 120, 25 * MS
+COMES = START_NS + 500 * MS
 
 
 def stream() -> list[Job]:
@@ -28,7 +28,7 @@ def stream() -> list[Job]:
 
 def run(depth: int, passes: int = PASSES, after: list[Job] | None = None) -> Bench:
     settings = SchedulerSettings(max_passes=passes)
-    bench = Bench("kaiseki", depth, settings=settings, capabilities=ONE_SLOT, audit=True)
+    bench = Bench("kaiseki", depth, settings=settings, capabilities=ONE_SLOT)
     bench.run([*stream(), job("b", 60, 40, COMES, adapter="B"), *(after or [])])
     bench.check_end()
     assert all(s.outcome == Outcome.COMPLETED for s in bench.served.values())
@@ -55,9 +55,7 @@ def test_b_runs_within_the_bound(depth: int) -> None:
     bound = PASSES * EVERY_NS + max(spans) + (2 * depth + 2) * slots
     assert admitted_ns(bench, "b") - COMES <= bound
     assert loads(bench) == ["A", "B", "A"], "once it has run, A has the slot again"
-    assert (
-        bench.served["b"].times_ns[-1] < COMES + 3 * S < bench.served[f"a{COMING - 1}"].times_ns[-1] - 5 * S
-    )
+    assert bench.served["b"].times_ns[-1] < COMES + S < bench.served[f"a{COMING - 1}"].times_ns[-1] - S
 
 
 def test_while_b_waits_it_is_told_why() -> None:
@@ -76,7 +74,7 @@ def test_without_the_bound_it_starves(depth: int) -> None:
 
 def test_with_fcfs_everybody_waits_behind_it() -> None:
     """A strict queue does not starve it, but nothing passes it while the slot drains."""
-    bench = Bench("fcfs", capabilities=ONE_SLOT, audit=True)
+    bench = Bench("fcfs", capabilities=ONE_SLOT)
     base = job("base", 60, 4, COMES + 1)
     bench.run([*stream(), job("b", 60, 40, COMES, adapter="B"), base])
     assert admitted_ns(bench, "base") >= admitted_ns(bench, "b")

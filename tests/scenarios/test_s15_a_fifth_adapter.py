@@ -24,7 +24,7 @@ FREE_ROWS = 3
 
 
 def holders() -> list[Job]:
-    return [job(f"holder-{name}", 60, 2_000, START_NS, adapter=name) for name in LOADED]
+    return [job(f"holder-{name}", 60, 600, START_NS, adapter=name) for name in LOADED]
 
 
 def jobs(fifths: int = 5) -> list[Job]:
@@ -34,7 +34,7 @@ def jobs(fifths: int = 5) -> list[Job]:
 
 def run(policy: str, depth: int = 0, fifths: int = 5) -> Bench:
     settings = SchedulerSettings(max_batch_size=4 + FREE_ROWS)
-    bench = Bench(policy, depth, settings=settings, capabilities=FOUR_SLOTS, audit=True)
+    bench = Bench(policy, depth, settings=settings, capabilities=FOUR_SLOTS)
     bench.run(jobs(fifths))
     bench.check_end()
     assert all(s.outcome == Outcome.COMPLETED for s in bench.served.values())
