@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -98,8 +98,9 @@ class KVCheckingEngine(ScriptedEngine):
         pool: BlockPool,
         jitter: Callable[[], float] | None = None,
         check: bool = True,
+        adapters: Sequence[str] = (),
     ) -> None:
-        super().__init__(clock, weights, capabilities, jitter)
+        super().__init__(clock, weights, capabilities, jitter, adapters)
         self.pool = pool
         self.check = check
         self.held: dict[int, list[object]] = defaultdict(lambda: [None] * pool.block_tokens)
@@ -220,7 +221,9 @@ class Bench:
         self.scheduler = Scheduler(
             self.policy, self.pool, cost or FixedLinear(weights), caps, settings, origin_ns=0
         )
-        self.engine = KVCheckingEngine(self.clock, weights, caps, self.pool, jitter, audit)
+        self.engine = KVCheckingEngine(
+            self.clock, weights, caps, self.pool, jitter, audit, self.scheduler.adapters.names
+        )
         self.driver = Driver(self.scheduler, self.engine, self.clock, recovery=recovery, probe=probe)
         self.served: dict[str, Served] = {}
         self.prompts: dict[str, list[int]] = {}
@@ -316,9 +319,22 @@ def check_consistent(s: Scheduler, pool: BlockPool) -> None:
     assert (t.computed <= t.prompt + t.outputs + t.pending).all()
     assert (t.pending >= 0).all() and (t.outputs <= t.max_tokens).all()
     assert np.isfinite(s.fairness.counter).all()
+    check_adapters(s)
     open_now = t.tenant[t.state != State.FREE]
     counted = s.fairness.open_requests
     assert counted.tolist() == np.bincount(open_now, minlength=counted.size).tolist()
+
+
+def check_adapters(s: Scheduler) -> None:
+    """Running requests pin their adapters; an adapter has one slot and a slot one adapter."""
+    adapters, t = s.adapters, s.table
+    a = adapters.records
+    mine = t.adapter[t.running_rows()]
+    assert a["pins"].tolist() == np.bincount(mine[mine >= 0], minlength=a.size).tolist()
+    assert np.count_nonzero(a["pins"]) <= adapters.slots
+    loaded = {int(slot): i for i, slot in enumerate(a["slot"].tolist()) if slot >= 0}
+    assert len(loaded) == np.count_nonzero(a["slot"] >= 0), "two adapters in one slot"
+    assert loaded == {slot: i for slot, i in enumerate(adapters.held.tolist()) if i >= 0}
 
 
 def check_served(served: Served) -> None:
@@ -363,6 +379,7 @@ def job(
         seed if seed is not None else sum(map(ord, name)),
         breaks_at,
         retryable,
+        request.adapter,
     )
     return Job(request, script, cancel_ns)
 

@@ -61,7 +61,7 @@ def check_client(world: World, client: Client) -> None:
 
 
 def check_queues(world: World) -> None:
-    """Who waits stands in the queue of its tenant and lane, or has just arrived; nobody else does."""
+    """Who waits is in the queue of its tenant, adapter and lane, or has just arrived; nobody else is."""
     s = world.scheduler
     arrived = s.waiting._arrived
     waiting = np.flatnonzero(s.table.state == State.WAITING)
@@ -70,7 +70,9 @@ def check_queues(world: World) -> None:
     waiting = np.setdiff1d(waiting, arrived)
     by_key, by_start = s.waiting._by_key, s.waiting._by_start
     assert np.flatnonzero(by_key._queue >= 0).tolist() == waiting.tolist()
-    assert (by_key._queue[waiting] == s.table.group[waiting]).all()
+    queue, kinds = by_key._queue[waiting], s.waiting._kinds
+    assert (queue // (LANES * kinds) * LANES + queue % LANES == s.table.group[waiting]).all()
+    assert (queue // LANES % kinds == s.table.adapter[waiting] + 1).all()
     assert (s.table.group[waiting] // LANES == s.table.tenant[waiting]).all()
     late = s.table.group[waiting] % LANES == DEMOTED_LANE
     assert (late == s.table.demoted[waiting]).all()
@@ -93,8 +95,9 @@ def check_blocks(world: World) -> None:
 
 
 def check_shares(world: World) -> None:
-    """The bounds of docs/fairness.md, where nobody lacks room."""
-    if world.shape.policy.fair and world.shape.roomy:
+    """The bounds of docs/fairness.md, where nobody lacks room or an adapter."""
+    adapters = world.scheduler.adapters
+    if world.shape.policy.fair and world.shape.roomy and len(adapters.names) <= adapters.slots:
         books = world.books
         assert books.worst <= books.bound(world.depth) * (1 + 1e-9)
         assert books.worst_lane <= books.lane_bound(world.depth) * (1 + 1e-9)
@@ -115,7 +118,9 @@ def check_decision(world: World, d: Decision) -> None:
         flight = s._inflight[d.slot]
         predicted = float(flight.charged.sum())
         assert abs(predicted - d.predicted_ns) <= 1.0 + 1e-9 * predicted
-        prefills = d.tokens.sum() - np.count_nonzero(is_decode(world, d))
+        # Who comes back after a stop may find all but its last token in the cache.
+        back = np.array([world.of_row(row).id not in world.before.running for row in rows])
+        prefills = d.tokens.sum() - np.count_nonzero(is_decode(world, d) & ~back)
         assert flight.features[F_TOKENS] == prefills
     assert np.isclose(charged.sum(), predicted) and np.isclose(lanes.sum(), predicted)
     assert (charged >= -1e-3).all()

@@ -33,10 +33,10 @@ class Books:
     def __post_init__(self) -> None:
         fair, settle, apply = self.scheduler.fairness, self.scheduler.fairness.settle, self.scheduler.apply
 
-        def watched(entries: np.ndarray, waiting: np.ndarray, limits: np.ndarray) -> None:
-            settle(entries, waiting, limits)
+        def watched(entries: np.ndarray, waiting: np.ndarray, near: np.ndarray, limits: np.ndarray) -> None:
+            settle(entries, waiting, near, limits)
             flags = np.zeros((3, fair.lane_counter.size), np.bool_)
-            note_wants(entries, waiting, limits, flags, np.zeros((3, fair.counter.size), np.bool_))
+            note_wants(entries, waiting, near, limits, flags, np.zeros((3, fair.counter.size), np.bool_))
             self._look(fair, flags[UNMET])
             self._count_unasked(fair, flags[UNMET])
 

@@ -44,7 +44,15 @@ def shape_of(r: Random, seed: int) -> Shape:
     name = "kaiseki" if seed % 2 else BUILT_IN[seed // 2 % len(BUILT_IN)]
     policy = load(name, starving_slots=r.choice((2, 64)))
     return Shape(
-        policy, r.choice((0, 1, 3)), r.randint(12, 60), r.choice((2, 4, 16)), False, True, limits, seed
+        policy,
+        r.choice((0, 1, 3)),
+        r.randint(12, 60),
+        r.choice((2, 4, 16)),
+        False,
+        True,
+        r.choice((0, 1, 2)),
+        limits,
+        seed,
     )
 
 
@@ -52,6 +60,7 @@ def state_of(seed: int) -> World:
     """A scheduler in the middle of its work: queues filled, requests at all stages."""
     r = Random(seed)
     world = World(shape_of(r, seed))
+    adapters = (None, "x", "y", "z") if world.shape.adapter_slots else (None,)
     for name in "abc":
         world.set_tenant(name, r.choice((0.5, 1.0, 3.0)))
     for _ in range(r.randint(1, 3)):
@@ -70,6 +79,7 @@ def state_of(seed: int) -> World:
                 tenant=r.choice("abc"),
                 cls=r.choice(CLASSES),
                 priority=r.randint(-1, 1),
+                adapter=r.choice(adapters),
             )
         step(world)
         world.wait(r.choice((0, 1, 20)))
@@ -97,7 +107,17 @@ def run(seed: int) -> tuple[str, int]:
         if decision is not None:
             chunks += decision.rows.size
             d = decision
-            for part in (d.rows, d.tokens, d.starts, d.samples, d.epochs, d.preempted, d.how, d.copies):
+            for part in (
+                d.rows,
+                d.tokens,
+                d.starts,
+                d.samples,
+                d.epochs,
+                d.preempted,
+                d.how,
+                d.copies,
+                d.loads,
+            ):
                 digest.update(part.tobytes())
             digest.update(f"{d.slot} {d.predicted_ns} {d.bound_ns}".encode())
         if s.in_flight > world.depth or decision is None or decision.empty:

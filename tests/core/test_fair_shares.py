@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.core.books import SLOWEST, Books
 from tests.harness import MS, START_NS, Bench, Job, job
 
+from kaiseki.core.limits import N_LIMITS
 from kaiseki.core.policy import Policy
 from kaiseki.core.requests import ServiceClass
 from kaiseki.core.scheduler import Filled
@@ -105,7 +106,8 @@ def test_the_bound_is_broken_without_the_gate(depth: int) -> None:
 
     def emitted(filled: Filled, *rest: object) -> object:
         decision = emit(filled, *rest)  # type: ignore[arg-type]
-        settle(filled.entries, bench.scheduler.waiting.by_group(), np.full(6, 1e9))
+        waiting = bench.scheduler.waiting.by_group()
+        settle(filled.entries, waiting, waiting, np.full(N_LIMITS, 1e9))
         return decision
 
     bench.scheduler._emit = emitted  # type: ignore[method-assign, assignment]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kaiseki.core.adapters import ADAPTER
 from kaiseki.core.costs import predict_ns
 from kaiseki.core.entries import ENTRY
 from kaiseki.core.filling import (
@@ -87,7 +88,7 @@ def offer(
     given = np.zeros(len(entries), ENTRY)
     for name in ("decode", "bound", "waiting", "start", "need", "pins", "copy", "tenant"):
         given[name] = [getattr(e, name) for e in entries]
-    given["row"], given["open"] = np.arange(len(entries)), True
+    given["row"], given["open"], given["adapter"] = np.arange(len(entries)), True, -1
     given["whole"] = [-(-(e.start + e.need) // BLOCK) - -(-e.start // BLOCK) + e.copy for e in entries]
     limits = np.zeros(N_LIMITS)
     limits[[L_TOKENS, L_ROWS, L_BLOCKS, L_ADMISSION]] = tokens, rows, blocks, admission
@@ -103,6 +104,7 @@ def offer(
     fill(
         given, features, no_features(), PLANES, rules, limits, counters, weights, more,
         np.array(deep or [0, 0, 0]), lanes, np.zeros(lanes.size, np.int32), np.zeros(lanes.size, np.int64),
+        np.zeros(0, ADAPTER),
     )  # fmt: skip
     reasons = [Reason(r) for r in given["reason"].tolist()]
     return Filled(given["chunk"].tolist(), reasons, given["short"].tolist(), features, limits, counters)

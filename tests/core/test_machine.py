@@ -26,8 +26,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     policies: tuple[str, ...] = ("kaiseki",)
     world: World
 
-    @initialize(data=st.data(), roomy=st.booleans(), learns=st.booleans(), seed=st.integers(0, 2**16))
-    def start(self, data: st.DataObject, roomy: bool, learns: bool, seed: int) -> None:
+    @initialize(
+        data=st.data(),
+        roomy=st.booleans(),
+        learns=st.booleans(),
+        adapter_slots=st.sampled_from((0, 1, 2)),
+        seed=st.integers(0, 2**16),
+    )
+    def start(self, data: st.DataObject, roomy: bool, learns: bool, adapter_slots: int, seed: int) -> None:
         draw = data.draw
         limits = SchedulerSettings(
             max_batch_size=32 if roomy else draw(st.integers(1, 5)),
@@ -44,7 +50,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy = load(name, starving_slots=STARVING_SLOTS, budget_tokens=budget)
         page = 4 if roomy else draw(st.sampled_from((2, 4)))
         blocks = 640 if roomy else draw(st.integers(8, 32))
-        shape = Shape(policy, self.depth, blocks, page, roomy, learns, limits, seed)
+        shape = Shape(policy, self.depth, blocks, page, roomy, learns, adapter_slots, limits, seed)
         self.world = World(shape, audit, check_decision, check_result)
 
     @rule(
@@ -58,6 +64,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         tenant=st.sampled_from("abc"),
         cls=st.sampled_from(CLASSES),
         priority=st.integers(-1, 1),
+        adapter=st.sampled_from((None, "x", "y", "z")),
     )
     def submit(
         self,
@@ -71,6 +78,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         tenant: str,
         cls: ServiceClass,
         priority: int,
+        adapter: str | None,
     ) -> None:
         self.world.submit(
             length,
@@ -83,6 +91,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             tenant=tenant,
             cls=cls,
             priority=priority,
+            adapter=adapter if self.world.shape.adapter_slots else None,
         )
 
     @rule(count=st.integers(2, 6), length=st.sampled_from((5, 30, 60)), tenant=st.sampled_from("abc"))

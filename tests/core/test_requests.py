@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-from kaiseki.core.requests import Request, ServiceClass
+from kaiseki.core.requests import Begun, Request, ServiceClass
 
 
 def test_only_the_digests_are_left_out() -> None:
     cls = ServiceClass("chat", ttft_ns=5)
-    given = Request("a", 7, 8, "t", cls, 9, 3, -1, (b"x" * 32,), "b", 11)
+    given = Request(
+        "a", 7, 8, "t", cls, 9, 3, -1, (b"x" * 32,), "b", 11, True, Begun(1, True), "lora"
+    )  # fmt: skip
     unset = [f.name for f in fields(Request) if getattr(given, f.name) == getattr(Request("a", 1, 1), f.name)]
     assert unset == ["id"], "every field has a value of its own here"
     assert given.without_digests() == replace(given, block_hashes=())

@@ -85,6 +85,7 @@ class Shape:
     page: int = 4
     roomy: bool = False
     learns: bool = False
+    adapter_slots: int = 0
     settings: SchedulerSettings = field(default_factory=SchedulerSettings)
     seed: int = 0
 
@@ -108,14 +109,24 @@ class World:
         self.shape, self.depth, self.page = shape, shape.depth, shape.page
         self.clock = VirtualClock(START_NS)
         self.pool = BlockPool(shape.blocks, shape.page, max_rows_hint=2)
-        self.caps = Capabilities(depth=shape.depth, placeholders=PIPELINES[shape.depth])
+        self.caps = Capabilities(
+            depth=shape.depth,
+            placeholders=PIPELINES[shape.depth],
+            adapter_slots=shape.adapter_slots,
+            adapter_load_ns=5 * MS,
+        )
         cost: CostModel = OnlineLinear(SMALL) if shape.learns else FixedLinear(SMALL)
         self.scheduler = Scheduler(shape.policy, self.pool, cost, self.caps, shape.settings)
         self.books = Books(self.scheduler)
         self._watch_lifts()
         jitter = Random(shape.seed)
         self.engine = KVCheckingEngine(
-            self.clock, SMALL, self.caps, self.pool, lambda: jitter.uniform(0.8, SLOWEST)
+            self.clock,
+            SMALL,
+            self.caps,
+            self.pool,
+            lambda: jitter.uniform(0.8, SLOWEST),
+            adapters=self.scheduler.adapters.names,
         )
         self.clients: dict[str, Client] = {}
         self.flights: deque[Flight] = deque()
@@ -147,10 +158,14 @@ class World:
         """A request arrives now; None when it was refused."""
         self._names += 1
         name = f"r{self._names}"
-        prompt = prompt_ids(group, shared, self._names, length)
+        adapter = of_request.get("adapter")  # KV depends on it, and so do the digests of a real prompt
+        prompt = prompt_ids(
+            group if adapter is None else 100 + ord(str(adapter)), shared, self._names, length
+        )
         if fork_of is not None:
             prompt, length = fork_of.prompt, len(fork_of.prompt)
             of_request["fork_of"] = fork_of.id
+            of_request["adapter"] = fork_of.job.request.adapter
         digests = hashes(prompt, self.page) if hashed else ()
         now = self.clock.now_ns()
         asked = job(
@@ -275,9 +290,9 @@ class World:
         """Tell what a slot charged from what closing its books lifted."""
         fair, settle = self.scheduler.fairness, self.scheduler.fairness.settle
 
-        def settled(entries: np.ndarray, waiting: np.ndarray, limits: np.ndarray) -> None:
+        def settled(entries: np.ndarray, waiting: np.ndarray, near: np.ndarray, limits: np.ndarray) -> None:
             self.charged = fair.counter.copy(), fair.lane_counter.copy()
-            settle(entries, waiting, limits)
+            settle(entries, waiting, near, limits)
 
         fair.settle = settled  # type: ignore[method-assign]
 

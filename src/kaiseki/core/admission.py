@@ -32,11 +32,14 @@ class Refusal:
 
 
 def never_runs(request: Request, policy: Policy, capabilities: Capabilities, kv: KVSpace) -> Refusal | None:
-    """Refuse what no schedule could finish: over the model's context, over the whole pool, or over a step.
+    """Refuse what no schedule could finish: with an adapter where the engine loads none, over the model's
+    context, over the whole pool, or over a step.
 
     The last only where prompts are not split. All but its last output token may have to be computed again
     in one piece, with the prompt, after a preemption.
     """
+    if request.adapter is not None and capabilities.adapter_slots == 0:
+        return Refusal(Reason.NO_ADAPTERS, {"adapter_slots": 0})
     whole = request.prompt_tokens + request.max_tokens
     if whole > capabilities.max_context_tokens:
         numbers = {"tokens": whole, "max_context_tokens": capabilities.max_context_tokens}

@@ -67,7 +67,8 @@ class Decision:
         how: int8[m], values of `How`.
         copies: int32[k, 2], KV block copies (source, destination) to do before the step (copy-on-write).
         moves: int32[k, 3], KV blocks to move over a link (block, from, to) (T).
-        predicted_ns: cost model's estimate of the step.
+        loads: int32[k, 2], LoRA adapters (index) to load before the step, and the slot that each goes into.
+        predicted_ns: estimate of the step, loads included.
         bound_ns: how long the tightest TBT lets this slot last; NEVER_NS when nothing binds.
     """
 
@@ -81,6 +82,7 @@ class Decision:
     how: npt.NDArray[np.int8] = field(default_factory=lambda: np.empty(0, np.int8))
     copies: I32 = field(default_factory=lambda: np.empty((0, 2), np.int32))
     moves: I32 = field(default_factory=lambda: np.empty((0, 3), np.int32))
+    loads: I32 = field(default_factory=lambda: np.empty((0, 2), np.int32))
     predicted_ns: int = 0
     bound_ns: int = 0
 

@@ -21,6 +21,7 @@ ENTRY = np.dtype(
         ("copy", np.int32),  # 1 when its next write may need one more block (copy-on-write)
         ("whole", np.int32),  # blocks its known text will need beyond those it holds (admission check)
         ("parent", np.int32),  # running row whose prompt it shares, or NO_ROW
+        ("adapter", np.int32),  # of a waiting row, -1 for none
         ("chunk", np.int32),  # result: granted tokens
         ("reason", np.int32),  # result: why, a value of `Reason`
         ("short", np.float64),  # result: by how much it missed, in the reason's unit
@@ -28,6 +29,7 @@ ENTRY = np.dtype(
         ("bound", np.bool_),  # a decode whose TBT bounds the slot
         ("waiting", np.bool_),  # it does not run yet
         ("overdue", np.bool_),  # it waits, and was passed over too often
+        ("load", np.bool_),  # result: its adapter is loaded for it
         ("open", np.bool_),  # no final answer yet (used while filling)
     ],
     align=True,
@@ -87,6 +89,7 @@ def _blank(entry: Record) -> None:
     entry["copy"] = 0
     entry["whole"] = 0
     entry["parent"] = NO_ROW
+    entry["adapter"] = -1
     entry["chunk"] = 0
     entry["reason"] = 0
     entry["short"] = 0.0
@@ -94,6 +97,7 @@ def _blank(entry: Record) -> None:
     entry["bound"] = False
     entry["waiting"] = False
     entry["overdue"] = False
+    entry["load"] = False
     entry["open"] = True
 
 
@@ -160,6 +164,7 @@ def fill_waiting(records: Records, rows: I32, cached: I32, block: int, max_passe
         entry["group"] = row["group"]
         entry["start"] = start
         entry["need"] = known - start
+        entry["adapter"] = row["adapter"]
         entry["waiting"] = True
         entry["overdue"] = row["passes"] >= max_passes
         if forks:

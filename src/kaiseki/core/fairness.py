@@ -19,14 +19,16 @@ UNMET, BLOCKED, SERVED = range(3)
 
 
 @kernel
-def note_wants(entries: Records, waiting: I64, limits: F64, out: Bool, tenants: Bool) -> None:
+def note_wants(entries: Records, waiting: I64, reachable: I64, limits: F64, out: Bool, tenants: Bool) -> None:
     """Mark who could have used more time, lacked room, was served.
 
+    `waiting`, `reachable`: int64[tenants * LANES], see `Fairness.settle`.
     `out`: bool[3, tenants * LANES]; `tenants`: bool[3, tenants], whether any of their lanes did.
     """
     for g in range(waiting.size):
         if waiting[g] > 0:
-            out[UNMET if limits[L_ROWS] >= 1.0 and limits[L_BLOCKS] >= 1.0 else BLOCKED, g] = True
+            room = limits[L_ROWS] >= 1.0 and limits[L_BLOCKS] >= 1.0
+            out[UNMET if room and reachable[g] > 0 else BLOCKED, g] = True
     for i in range(entries.size):
         entry = entries[i]
         group = entry["group"]
@@ -224,7 +226,7 @@ class Fairness:
         mark_ahead(self.comparable()[1], waiting, self.lag_ns, ahead)
         return ahead
 
-    def settle(self, entries: Records, waiting: I64, limits: F64) -> None:
+    def settle(self, entries: Records, waiting: I64, reachable: I64, limits: F64) -> None:
         """Close the books of a slot: who wanted more than it got can claim it later, nobody else can.
 
         A tenant that comes to want more is lifted to the largest there has been of the least counters
@@ -235,13 +237,14 @@ class Fairness:
         Args:
             entries: ENTRY[n] with their answers.
             waiting: int64[tenants * LANES], requests that wait.
+            reachable: the same without those whose adapter can't be had.
             limits: float64[N_LIMITS], what the slot left.
         """
         if not self.names:
             return
         lanes: Bool = np.zeros((3, self.lane_counter.size), np.bool_)
         tenants: Bool = np.zeros((3, self.counter.size), np.bool_)
-        note_wants(entries, waiting, limits, lanes, tenants)
+        note_wants(entries, waiting, reachable, limits, lanes, tenants)
         settle_books(self.counter, self.claims, tenants, self.floor, self.counter.size)
         settle_books(self.lane_counter, self.lane_claims, lanes, self.lane_floor, LANES)
 

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
+from kaiseki.core.adapters import ABSENT, HELD, IDLE, KEPT, OUT
 from kaiseki.core.costs import add_decode, add_prefill, fit_prefill, predict_ns
 from kaiseki.core.decision import F64, I32, I64
 from kaiseki.core.fairness import HARD_LAG, charge
 from kaiseki.core.jit import inlined, kernel
 from kaiseki.core.lanes import LANES
-from kaiseki.core.limits import L_ADMISSION, L_BLOCKS, L_ROWS, L_SOLE, L_STARVING, L_TOKENS, is_blocked
+from kaiseki.core.limits import (
+    L_ADAPTERS,
+    L_ADMISSION,
+    L_BLOCKS,
+    L_LOADING,
+    L_ROWS,
+    L_SOLE,
+    L_STARVING,
+    L_TOKENS,
+    is_blocked,
+)
 from kaiseki.core.protocols import F_CONTEXT, F_DECODES, F_SLOT, N_FEATURES
 from kaiseki.core.reasons import Reason
 from kaiseki.core.reserving import reserve_for
@@ -26,12 +37,12 @@ _LANE_SHARE = int(Reason.LANE_SHARE)
 _BEHIND = int(Reason.BEHIND)
 _DECODE_BOUND = int(Reason.DECODE_BOUND)
 _NONE = int(Reason.NONE)
+_ADAPTER = int(Reason.ADAPTER)
 
 # Places in the float64 vector of rules.
-R_HEADROOM, R_BOUND_NS, R_DECODES_NS, R_QUANTUM, R_BLOCK, R_CHUNKED, R_STRICT, R_LAG, R_HARD_LAG, R_EXEMPT = (
-    range(10)
-)
-N_RULES = 10
+R_HEADROOM, R_BOUND_NS, R_DECODES_NS, R_QUANTUM, R_BLOCK, R_CHUNKED = range(6)
+R_STRICT, R_LAG, R_HARD_LAG, R_EXEMPT, R_LOAD_NS = range(6, 11)
+N_RULES = 11
 
 
 @inlined
@@ -69,9 +80,9 @@ def _decode_fits(entry: Record, features: F64, planes: F64, rules: F64, limits: 
     alone = features[F_SLOT] == 0.0
     add_decode(features, context)
     if entry["bound"]:
-        over = predict_ns(planes, features) - rules[R_DECODES_NS]
+        over = predict_ns(planes, features) + limits[L_LOADING] - rules[R_DECODES_NS]
     else:
-        over = predict_ns(planes, features) * rules[R_HEADROOM] - rules[R_BOUND_NS]
+        over = predict_ns(planes, features) * rules[R_HEADROOM] + limits[L_LOADING] - rules[R_BOUND_NS]
     if alone or over <= 0.0:
         entry["chunk"] = 1
         entry["reason"] = _SELECTED
@@ -84,8 +95,46 @@ def _decode_fits(entry: Record, features: F64, planes: F64, rules: F64, limits: 
 
 
 @inlined
-def _admissible(entry: Record, limits: F64) -> bool:
+def _load_ns(entry: Record, adapters: Records, rules: F64) -> float:
+    """How long loading its adapter takes, if that is necessary."""
+    if entry["adapter"] < 0:
+        return 0.0
+    standing = adapters[entry["adapter"]]["standing"]
+    return float(rules[R_LOAD_NS]) if standing in (ABSENT, KEPT) else 0.0
+
+
+@inlined
+def _use_adapter(entry: Record, adapters: Records, rules: F64, limits: F64) -> None:
+    """A granted waiting entry has its adapter from now on; if it has to be loaded, that takes time."""
+    if entry["adapter"] < 0:
+        return
+    one = adapters[entry["adapter"]]
+    if one["standing"] in (ABSENT, KEPT):
+        entry["load"] = True
+        limits[L_LOADING] += rules[R_LOAD_NS]
+    if one["standing"] in (ABSENT, IDLE):
+        limits[L_ADAPTERS] -= 1
+    one["standing"] = HELD
+
+
+@inlined
+def _lacks_adapter(entry: Record, adapters: Records, limits: F64) -> bool:
+    """Whether its adapter can't be had in this slot."""
+    if entry["adapter"] < 0:
+        return False
+    standing = adapters[entry["adapter"]]["standing"]
+    if standing == OUT:
+        return True
+    return bool(standing in (ABSENT, IDLE) and limits[L_ADAPTERS] < 1)
+
+
+@inlined
+def _admissible(entry: Record, adapters: Records, limits: F64) -> bool:
     """Whether a waiting entry may become a running one; the reason is noted where not."""
+    if _lacks_adapter(entry, adapters, limits):
+        entry["reason"] = _ADAPTER
+        entry["short"] = 1.0
+        return False
     if limits[L_ROWS] < 1:
         entry["reason"] = _NO_ROW
         entry["short"] = 1.0
@@ -111,18 +160,23 @@ def _on_grid(most: int, need: int, quantum: int, chunked: bool) -> int:
 
 
 @inlined
-def _prefill_chunk(entry: Record, features: F64, trial: F64, planes: F64, rules: F64, limits: F64) -> int:
+def _prefill_chunk(
+    entry: Record, features: F64, trial: F64, planes: F64, rules: F64, limits: F64, adapters: Records
+) -> int:
     """Tokens that a prefill gets now; with 0 the reason and by how much it missed are noted."""
     alone = features[F_SLOT] == 0.0
     start, need = int(entry["start"]), int(entry["need"])
     quantum, block = int(rules[R_QUANTUM]), int(rules[R_BLOCK])
-    if entry["waiting"] and not _admissible(entry, limits):
+    if entry["waiting"] and not _admissible(entry, adapters, limits):
         return 0
     whole_alone = alone and rules[R_CHUNKED] == 0.0  # it would never run, were it held to the limits
     most = need if whole_alone else int(max(0.0, min(float(need), limits[L_TOKENS])))
     reason = _SELECTED if most == need else _NO_TOKENS
     if rules[R_BOUND_NS] < np.inf and not whole_alone:
-        fits = fit_prefill(planes, features, trial, start, most, rules[R_BOUND_NS] / rules[R_HEADROOM])
+        # Who was passed over too often may exceed the bound by a load, or a long one would never fit.
+        loading = limits[L_LOADING] + (0.0 if entry["overdue"] else _load_ns(entry, adapters, rules))
+        within = rules[R_BOUND_NS] / rules[R_HEADROOM] - loading
+        fits = fit_prefill(planes, features, trial, start, most, within)
         if fits < most:
             most, reason = fits, _NO_TIME
     room = limits[L_BLOCKS] - entry["pins"] - entry["copy"]
@@ -216,6 +270,7 @@ def fill(
     lane_counter: F64,
     lane_more: I32,
     lane_deep: I64,
+    adapters: Records,
 ) -> int:
     """Offer every open entry a grant, in order; results go into `chunk`, `reason` and `short`.
 
@@ -233,6 +288,7 @@ def fill(
         more: int32[tenants]; afterwards how many entries of each could use more time than they got.
         deep: int64[tenants], waiting requests that are not among the entries.
         lane_counter, lane_more, lane_deep: the same by tenant * LANES + lane.
+        adapters: ADAPTER[n], whose standing is up to date, and is kept so.
 
     Returns:
         How many entries are still open, put off.
@@ -271,14 +327,17 @@ def fill(
             if entry["decode"]:
                 granted = _decode_fits(entry, features, planes, rules, limits)
             else:
-                entry["chunk"] = _prefill_chunk(entry, features, trial, planes, rules, limits)
+                entry["chunk"] = _prefill_chunk(entry, features, trial, planes, rules, limits, adapters)
                 granted = entry["chunk"] > 0
                 if granted:
                     add_prefill(features, float(entry["start"]), float(entry["chunk"]))
             if granted:
+                loading = limits[L_LOADING]
+                _use_adapter(entry, adapters, rules, limits)
                 _use_up(entry, limits, block)
                 after = predict_ns(planes, features)
-                charge(group, after - before, counter, weight, lane_counter)
+                ns = after - before + limits[L_LOADING] - loading
+                charge(group, ns, counter, weight, lane_counter)
                 before = after
             else:
                 reserve_for(entry, limits, lane_counter, HARD_LAG * rules[R_LAG])

@@ -214,6 +214,18 @@ class HeapSet:
             self.roots = np.append(self.roots, np.full(extra, NIL, np.int32))
             self.sizes = np.append(self.sizes, np.zeros(extra, np.int64))
 
+    def spread(self, old: int, new: int) -> None:
+        """Renumber queues: runs of `old` of them become the beginnings of runs of `new`, >= `old`."""
+        runs = self.roots.size // old
+        places = (np.arange(runs)[:, None] * new + np.arange(old)).reshape(-1)
+        for name, empty in (("roots", NIL), ("sizes", 0)):
+            before = getattr(self, name)
+            after = np.full(runs * new, empty, before.dtype)
+            after[places] = before
+            setattr(self, name, after)
+        used = self._queue >= 0
+        self._queue[used] = places[self._queue[used]]
+
     def ensure_rows(self, capacity: int) -> None:
         """Make room for row numbers below `capacity`."""
         extra = capacity - self.key.size

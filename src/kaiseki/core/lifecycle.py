@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kaiseki.core.adapters import Adapters, pin, unpin
 from kaiseki.core.decision import F64, I32, Bool
 from kaiseki.core.fairness import Fairness
 from kaiseki.core.jit import kernel
@@ -53,7 +54,7 @@ class Ending(NamedTuple):
 
 @dataclass(slots=True)
 class Lifecycle:
-    """Table, queues, KV and counters, and the transitions between states.
+    """Table, queues, KV, adapters and counters, and the transitions between states.
 
     `prefix_queried`, `prefix_hit`: prompt tokens of all admissions so far, and those that needed no
     computing as their KV was there.
@@ -66,6 +67,7 @@ class Lifecycle:
     trace: Trace
     policy: Policy
     pace: Pace
+    adapters: Adapters
     rates: tuple[float, float, float] = (0.0, 0.0, 0.0)
     slot: int = 0
     prefix_queried: int = 0
@@ -100,6 +102,9 @@ class Lifecycle:
         t.ttft_ns[row] = NEVER_NS if ttft is None else ttft
         t.tbt_ns[row] = NEVER_NS if cls.tbt_ns is None else cls.tbt_ns
         t.deadline_ns[row] = NEVER_NS if cls.deadline_ns is None else cls.deadline_ns
+        if request.adapter is not None:
+            t.adapter[row] = self.adapters.index(request.adapter)
+            self.waiting.tell_apart(len(self.adapters.names))
         t.prompt[row], t.max_tokens[row] = request.prompt_tokens, request.max_tokens
         t.min_tokens[row] = min(request.min_tokens, request.max_tokens)
         t.hands_over[row] = request.hands_over
@@ -114,7 +119,8 @@ class Lifecycle:
             self._expect(row, request.begun, now)
             return row
         parent = self.ids.get(request.fork_of, NO_ROW) if request.fork_of is not None else NO_ROW
-        if parent != NO_ROW and t.prompt[parent] == request.prompt_tokens:
+        alike = t.prompt[parent] == request.prompt_tokens and t.adapter[parent] == t.adapter[row]
+        if parent != NO_ROW and alike:
             t.fork_of[row] = parent
             self._held.setdefault(parent, []).append(row)
             if t.confirmed[parent] < t.prompt[parent]:
@@ -191,14 +197,18 @@ class Lifecycle:
             self.fairness.count_tokens(t.tenant[fresh], t.prompt[fresh], self.policy.input_weight)
         self.waiting.take(rows)
         t.start_running(rows)
+        if self.adapters.slots:
+            pin(t.records, rows, self.adapters.records, self.slot)
         prompts, found = start_rows(t.records, rows, starts, self._next_admission, now)
         self._next_admission += rows.size
         self.prefix_queried += prompts
         self.prefix_hit += found
 
     def stop(self, rows: I32, state: State) -> None:
-        """Running rows give up their KV; what is in flight for them becomes void."""
+        """Running rows give up their KV and adapters; what is in flight for them becomes void."""
         self.kv.release(rows, self.table.inflight_slot[rows])
+        if self.adapters.slots:
+            unpin(self.table.records, rows, self.adapters.records)
         self.table.stop_running(rows, state)
 
     def preempt(

@@ -42,6 +42,8 @@ class Capabilities:
         pause_decode: whether a running decode may get nothing in a slot.
         max_context_tokens: longest prompt + output.
         max_step_tokens: most tokens in one step.
+        adapter_slots: how many LoRA adapters can be loaded at a time; 0 where there are none.
+        adapter_load_ns: how long loading one takes, before the step that needs it.
         swap, migrate: whether KV can be moved to host memory, or to another replica.
     """
 
@@ -50,6 +52,8 @@ class Capabilities:
     pause_decode: bool = True
     max_context_tokens: int = 1 << 20
     max_step_tokens: int = 8192
+    adapter_slots: int = 0
+    adapter_load_ns: int = 0
     swap: bool = False
     migrate: bool = False
 
@@ -71,7 +75,10 @@ class Engine(Protocol):
         ...
 
     def execute(self, decision: Decision) -> None:
-        """Start a decision. Everything mutable (block tables) is read before this returns."""
+        """Start a decision, its loads of adapters first.
+
+        Everything mutable (block tables) is read before this returns.
+        """
         ...
 
     def collect(self) -> StepResult:

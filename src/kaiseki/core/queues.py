@@ -20,20 +20,18 @@ Small enough that float64 still tells arrivals apart to about 20 microseconds.
 @kernel
 def place_rows(
     records: Records, rows: I32, keys: F64, latest_start_ns: F64, uncached: I32, origin_ns: int,
-    groups: I32, by_key: F64, key_seq: I64, by_start: F64, start_seq: I64, watched: I32,
+    by_key: F64, key_seq: I64, by_start: F64, start_seq: I64, watched: I32,
 ) -> tuple[int, int]:  # fmt: skip
     """Find the lanes of rows, and write their keys into both heaps' arrays (by row).
 
-    `groups` gets tenant * LANES + lane, and `watched` the rows that have a latest start. Returns how many
-    those are, and the sum of all prompts.
+    `watched` gets the rows that have a latest start. Returns how many those are, and the sum of all prompts.
     """
     n, tokens = 0, 0
     for i in range(rows.size):
         r = rows[i]
         row = records[r]
         late = row["demoted"]
-        groups[i] = row["tenant"] * LANES + lane_of(uncached[i], late)
-        row["group"] = groups[i]
+        row["group"] = row["tenant"] * LANES + lane_of(uncached[i], late)
         by_key[r] = _DEMOTED + float(row["arrival_ns"] - origin_ns) if late else keys[i]
         key_seq[r] = row["seq"]
         tokens += row["prompt"]
@@ -45,12 +43,22 @@ def place_rows(
     return n, tokens
 
 
+@kernel
+def find_queues(records: Records, rows: I32, kinds: int, out: I32) -> None:
+    """The queue of each row: those of a tenant in a run, first of the base model, then of each adapter."""
+    for i in range(rows.size):
+        row = records[rows[i]]
+        tenant, lane = row["group"] // LANES, row["group"] % LANES
+        kind = row["adapter"] + 1
+        out[i] = (tenant * kinds + kind) * LANES + lane
+
+
 class Waiting:
     """Waiting rows of one replica.
 
-    Two heaps over the same rows: one queue per tenant and lane ordered by policy key, and one ordered by the
-    time at which a request must have started to meet its SLO (ns relative to `origin_ns`, so that
-    float64 keeps nanosecond order). New arrivals are counted at once and come into the heaps together,
+    Two heaps over the same rows: one queue per tenant, adapter and lane ordered by policy key, and one
+    ordered by the time at which a request must have started to meet its SLO (ns relative to `origin_ns`, so
+    that float64 keeps nanosecond order). New arrivals are counted at once and come into the heaps together,
     before anybody looks.
     """
 
@@ -61,6 +69,8 @@ class Waiting:
         self.origin_ns = origin_ns
         self.tokens = 0
         self._arrived: list[int] = []
+        self._kinds = 1  # of models that queues tell apart: the base model, and adapters
+        self._out: Bool = np.zeros(1, np.bool_)  # those that nobody can have now
 
     def __len__(self) -> int:
         return len(self._by_key) + len(self._arrived)
@@ -91,15 +101,45 @@ class Waiting:
 
     def count(self, tenant: int) -> int:
         """How many requests of a tenant wait."""
-        return int(self._by_key.sizes[tenant * LANES : (tenant + 1) * LANES].sum())
+        width = self._kinds * LANES
+        return int(self._by_key.sizes[tenant * width : (tenant + 1) * width].sum())
 
     def counts(self) -> I64:
         """int64[tenants seen so far]: how many wait."""
-        return per_tenant(self._by_key.sizes)
+        return per_tenant(self.by_group())
 
     def by_group(self) -> I64:
         """int64[tenants * LANES]: how many wait in each lane of each tenant seen so far."""
-        return self._by_key.sizes
+        sizes = self._by_key.sizes
+        return sizes if self._kinds == 1 else self._cube().sum(axis=1).reshape(-1)
+
+    def reachable(self) -> I64:
+        """As `by_group`, without those whose adapter can't be had."""
+        if self._kinds == 1:
+            return self._by_key.sizes
+        within: I64 = self._cube()[:, ~self._out].sum(axis=1).reshape(-1)
+        return within
+
+    def by_adapter(self) -> I64:
+        """int64[room for adapters]: how many wait for each."""
+        waiting: I64 = self._cube().sum(axis=(0, 2))[1:]
+        return waiting
+
+    def _cube(self) -> I64:
+        """int64[tenants, kinds, LANES]: how many wait."""
+        return self._by_key.sizes.reshape(-1, self._kinds, LANES)
+
+    def tell_apart(self, adapters: int) -> None:
+        """Have queues for so many adapters."""
+        if adapters >= self._kinds:
+            kinds = 1 + max(4, 2 * adapters)
+            self._by_key.spread(self._kinds * LANES, kinds * LANES)
+            self._out = np.append(self._out, np.zeros(kinds - self._kinds, np.bool_))
+            self._kinds = kinds
+
+    def leave_out(self, adapters: Bool) -> None:
+        """From now on `peek` passes over requests for these adapters (bool[n]), which can't be had."""
+        self._out[1 : 1 + adapters.size] = adapters
 
     def add(self, rows: I32, keys: F64, latest_start_ns: F64, uncached: I32) -> None:
         """Queue rows under policy keys, in the lanes of their sizes; a latest start may be infinite.
@@ -109,13 +149,13 @@ class Waiting:
         t, by_key, by_start = self._table, self._by_key, self._by_start
         by_key.ensure_rows(t.capacity)
         by_start.ensure_rows(t.capacity)
-        by_key.ensure_queues((int(t.tenant[rows].max()) + 1) * LANES)
-        groups, watched = np.empty((2, rows.size), np.int32)
+        by_key.ensure_queues((int(t.tenant[rows].max()) + 1) * self._kinds * LANES)
+        watched = np.empty(rows.size, np.int32)
         n, tokens = place_rows(
             t.records, rows, keys, latest_start_ns, uncached, self.origin_ns,
-            groups, by_key.key, by_key.seq, by_start.key, by_start.seq, watched,
+            by_key.key, by_key.seq, by_start.key, by_start.seq, watched,
         )  # fmt: skip
-        by_key.push_back(rows, groups)
+        by_key.push_back(rows, self._queues(rows))
         by_start.push_back(watched[:n], np.zeros(n, np.int32))
         self.tokens += tokens
 
@@ -133,17 +173,38 @@ class Waiting:
         `skip`: bool[tenants * LANES], lanes to leave alone. Every row must go back by `put_back` or out by
         `take`.
         """
-        return self._by_key.pop(limit, quota, LANES, skip)
+        if self._kinds > 1:
+            lanes = np.zeros((1, LANES), np.bool_) if skip is None else skip.reshape(-1, LANES)
+            out = np.zeros((len(quota), self._kinds, LANES), np.bool_)
+            out |= lanes[:, None, :]
+            out |= self._out[:, None]
+            skip = out.reshape(-1)
+        return self._by_key.pop(limit, quota, self._kinds * LANES, skip)
 
     def heads(self, groups: I32, limit: int) -> I32:
-        """Pop the first row of each of these groups, up to `limit`; see `peek`."""
-        quota = np.zeros(self._by_key.roots.size, np.int32)
-        quota[groups] = 1
-        return self._by_key.pop(min(limit, groups.size), quota)
+        """Pop the first row of each group for each adapter that can be had, up to `limit`; see `peek`."""
+        quota = np.zeros((self._by_key.roots.size // LANES // self._kinds, self._kinds, LANES), np.int32)
+        quota[groups // LANES, :, groups % LANES] = 1
+        quota[:, self._out] = 0
+        return self._by_key.pop(min(limit, int(quota.sum())), quota.reshape(-1))
+
+    def stuck(self, limit: int) -> I32:
+        """Pop the first row of each tenant for each adapter that can't be had, up to `limit`; see `peek`."""
+        tenants = self._by_key.roots.size // LANES // self._kinds
+        quota = np.tile(self._out.astype(np.int32), tenants)
+        return self._by_key.pop(min(limit, int(quota.sum())), quota, LANES)
 
     def put_back(self, rows: I32) -> None:
         """Return rows that were looked at and not taken."""
-        self._by_key.push_back(rows, self._table.group[rows])
+        self._by_key.push_back(rows, self._queues(rows))
+
+    def _queues(self, rows: I32) -> I32:
+        """int32[n]: the queues that rows stand in."""
+        if self._kinds == 1:
+            return self._table.group[rows]
+        out = np.empty(rows.size, np.int32)
+        find_queues(self._table.records, rows, self._kinds, out)
+        return out
 
     def due(self, now: int, limit: int) -> I32:
         """Pop rows from the latest-start heap that should have started by `now`.

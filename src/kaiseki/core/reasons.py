@@ -94,7 +94,7 @@ class Reason(_Worded):
     CLIENT_GONE = 23, "its client disconnected or cancelled"
     STALE = 24, "its result was dropped because the request was preempted or ended meanwhile"
     QUEUE_EMPTY = 25, "nothing was waiting"
-    ADAPTER = 26, "no adapter slot was free"
+    ADAPTER = 26, "its LoRA adapter is not loaded, and running requests need those that are"
     CHAMPION_RESERVE = 27, "kept free so that the oldest running request can always finish"
     SLOT_RUNNING = 28, "a slot was already being executed, and the next decision comes after it"
     LANE_SHARE = 29, "its tenant's requests of this size are further ahead than the fairness lag allows"
@@ -102,3 +102,4 @@ class Reason(_Worded):
     BACK_OFF = 31, "the engine failed on it, and the next try comes after a pause"
     ENGINE_FAILING = 32, "the engine fails on every request, and no more are taken until a probe works"
     KV_COMING = 33, "its KV is on the way from the replica that computed its prompt"
+    NO_ADAPTERS = 34, "the engine loads no adapters, and only the base model can be asked for"

@@ -13,6 +13,7 @@ from kaiseki.core.table import Records
 
 _SELECTED = int(Reason.SELECTED)
 _BEHIND = int(Reason.BEHIND)
+_ADAPTER = int(Reason.ADAPTER)
 _ADMITTED, _RESUMED = int(Event.ADMITTED), int(Event.RESUMED)
 _PASSED_OVER, _PAUSED = int(Event.PASSED_OVER), int(Event.PAUSED)
 
@@ -103,7 +104,7 @@ def find_cutoffs(
             if keys[r] > cut["new_key"] or (keys[r] == cut["new_key"] and seq > cut["new_seq"]):
                 cut["new_key"] = keys[r]
                 cut["new_seq"] = seq
-        elif not cut["turned"]:
+        elif not cut["turned"] and entry["reason"] != _ADAPTER:  # which holds for one adapter only
             cut["turned"] = True
             cut["new_reason"] = entry["reason"]
             cut["short"] = entry["short"]

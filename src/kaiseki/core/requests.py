@@ -71,6 +71,8 @@ class Request:
         ttft_ns: target of this request in place of its class's, nanoseconds, or None.
         hands_over: when it has its tokens, its KV stays until `Scheduler.handed_over`, for another replica.
         begun: set where a request goes on whose KV another replica computed and sends.
+        adapter: name of the LoRA adapter it runs with, or None for the base model. KV depends on it, so
+            `block_hashes` must be salted with it.
     """
 
     id: str
@@ -86,12 +88,14 @@ class Request:
     ttft_ns: int | None = None
     hands_over: bool = False
     begun: Begun | None = None
+    adapter: str | None = None
 
     def without_digests(self) -> Request:
         """The same request without `block_hashes`, which may be by far the largest part of it."""
         return Request(
             self.id, self.prompt_tokens, self.max_tokens, self.tenant, self.cls, self.arrival_ns,
             self.min_tokens, self.priority, (), self.fork_of, self.ttft_ns,
+            self.hands_over, self.begun, self.adapter,
         )  # fmt: skip
 
     @property

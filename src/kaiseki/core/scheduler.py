@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kaiseki.core.adapters import Adapters, count_passes
 from kaiseki.core.admission import Refusal, has_room, hopeless, never_runs, queue_full
 from kaiseki.core.applying import Applied, apply_step
 from kaiseki.core.composing import (
@@ -36,6 +37,7 @@ from kaiseki.core.filling import R_LAG, fill, no_features
 from kaiseki.core.lanes import LANES, per_tenant
 from kaiseki.core.lifecycle import Ending, Lifecycle
 from kaiseki.core.limits import (
+    L_ADAPTERS,
     L_ADMISSION,
     L_BLOCKS,
     L_ROWS,
@@ -112,6 +114,7 @@ class Scheduler:
         self.trace = Trace()
         self.waiting = Waiting(self.table, origin_ns)
         self.champion = NO_ROW
+        self.adapters = Adapters(self.capabilities.adapter_slots, self.capabilities.adapter_load_ns)
         self._inflight: dict[int, InFlight] = {}
         self._ttft_seen: deque[tuple[int, int]] = deque()  # (slot, ns)
         self._slots_without_prefill = 0
@@ -119,7 +122,9 @@ class Scheduler:
         self._planes = cost.planes()
         rates = lone_rates(self._planes)
         pace = Pace(token_ns=rates[1], slot_ns=rates[2])
-        self.life = Lifecycle(self.table, self.waiting, kv, self.fairness, self.trace, policy, pace, rates)
+        self.life = Lifecycle(
+            self.table, self.waiting, kv, self.fairness, self.trace, policy, pace, self.adapters, rates
+        )
 
     # ------------------------------------------------------------------ requests in and out
 
@@ -245,7 +250,8 @@ class Scheduler:
                 filled = self._fill(found, new, now, newcomer)
         decision = self._emit(filled, found, now)
         if self.policy.fair:
-            self.fairness.settle(filled.entries, self.waiting.by_group(), filled.limits)
+            waiting = self.waiting
+            self.fairness.settle(filled.entries, waiting.by_group(), waiting.reachable(), filled.limits)
         if forced.size or bought.size:
             decision.preempted = np.concatenate([forced, bought])
             decision.how = np.full(decision.preempted.size, How.RECOMPUTE, np.int8)
@@ -317,7 +323,10 @@ class Scheduler:
         free_rows = self.settings.max_batch_size - t.running_count
         if len(self.waiting) == 0 or (self.policy.whole_batch and t.running_count):
             return no_entries()
-        tenants = self.waiting.counts() > 0
+        if self.adapters.slots:
+            self.adapters.want(self.waiting.by_adapter())
+            self._take_stock()
+        tenants = per_tenant(self.waiting.reachable()) > 0
         count = int(np.count_nonzero(tenants))
         window = max(self.settings.window, count) if self.policy.fair else self.settings.window
         limit = min(window, max(free_rows, 1 if self.policy.buys or self.policy.fair else 0))
@@ -328,12 +337,17 @@ class Scheduler:
             # Whom the counters favour may have the later arrivals, so there are more to choose from.
             window = max(self.settings.window, count)
             limit = window if work_limit is None else min(window, work_limit)
-        quota = self._quota(tenants, count, limit)
+        # Those whose adapter can't be had take nobody's place among the candidates.
+        stuck = self._stuck(self.settings.window if work_limit is None else work_limit)
+        if work_limit is not None:
+            limit = min(limit, work_limit - stuck.size)
+        quota = self._quota(tenants, max(count, 1), limit)
         # Where rows are short, who gets the next one is decided here.
         skip = None
         if self.policy.fair and limit < len(self.waiting):
-            skip = self.fairness.lanes_ahead(self.waiting.by_group())
-        new = self._measure(self.waiting.peek(limit, quota, skip))
+            skip = self.fairness.lanes_ahead(self.waiting.reachable())
+        rows = self.waiting.peek(limit, quota, skip)
+        new = self._measure(np.concatenate([rows, stuck]) if stuck.size else rows)
         looked = new.size
         while self.policy.gives_up:
             # The latest-start heap gives up a window of requests per slot; nobody is admitted after it.
@@ -351,6 +365,18 @@ class Scheduler:
             looked += more.size
             new = self._measure(np.concatenate([rows[~lost], more]))
         return new
+
+    def _take_stock(self) -> int:
+        """Find out which adapters can be had now. Returns how many slots are left for any of them."""
+        room = self.adapters.take_stock(self.settings.max_passes)
+        self.waiting.leave_out(self.adapters.out_of_reach(room))
+        return room
+
+    def _stuck(self, looks: int) -> I32:
+        """The first few waiting rows whose adapter can't be had: that they were passed over is counted."""
+        if not self.adapters.slots or looks < 2:
+            return np.empty(0, np.int32)
+        return self.waiting.stuck(max(looks // 4, 1))
 
     def _quota(self, tenants: Bool, count: int, limit: int) -> I32:
         """int32[tenants]: how many of each tenant's waiting requests to look at.
@@ -389,6 +415,8 @@ class Scheduler:
         limits[L_ADMISSION] = ceiling - self.kv.live_blocks() - int(found.counts[PROMISED])
         starved = max(self._slots_without_prefill, self._champion_waits)
         limits[L_STARVING] = float(starved >= p.starving_slots)
+        if self.adapters.slots:
+            limits[L_ADAPTERS] = self._take_stock()
         if first == NO_ROW and self._champion_waits >= p.starving_slots:
             first = self.champion  # or those with better keys could keep it from ever finishing
         limits[L_SOLE] = float(t.running_count == 0)
@@ -411,6 +439,7 @@ class Scheduler:
                 lag,
                 hard,
                 exempt,
+                self.adapters.load_ns,
             ]
         )
         return Filled(*self._grant(entries, rules, limits), limits, bound_ns)
@@ -425,15 +454,17 @@ class Scheduler:
         looking = self.settings.window if self.policy.fair else 0
         while True:
             if looking > 0:
-                groups = self.waiting.by_group()[: lane_deep.size]  # one tenant too many before the first
+                groups = self.waiting.reachable()[: lane_deep.size]  # one tenant too many before the first
                 lane_deep[: groups.size] = groups
                 deep[: groups.size // LANES] = per_tenant(groups)
             else:
                 deep[:], lane_deep[:] = 0, 0
             put_off = fill(
                 entries, features, trial, self._planes, rules, limits, counter, fair.weight,
-                more, deep, lane_counter, lane_more, lane_deep,
+                more, deep, lane_counter, lane_more, lane_deep, self.adapters.records,
             )  # fmt: skip
+            if self.adapters.slots:
+                self.waiting.leave_out(self.adapters.out_of_reach(limits[L_ADAPTERS]))
             if not put_off or looking <= 0:
                 return entries, features
             rows = self._behind(entries, counter, lane_counter, rules[R_LAG])
@@ -446,7 +477,7 @@ class Scheduler:
     def _behind(self, entries: Records, counter: F64, lane_counter: F64, lag: float) -> I32:
         """Waiting rows for whose sake others were put off: the first of each lane that is behind."""
         waiting = self.waiting
-        groups = np.flatnonzero(waiting.by_group() > 0)
+        groups = np.flatnonzero(waiting.reachable() > 0)
         put_off = entries[entries["open"]]
         tenants, lanes = np.unique(put_off["tenant"]), np.unique(put_off["group"])
         behind = counter[groups // LANES] < counter[tenants].max(initial=-np.inf) - lag
@@ -481,7 +512,10 @@ class Scheduler:
 
     def _scores(self, entries: Records, now: int) -> F64:
         rows = np.ascontiguousarray(entries["row"])
-        return self.policy.rescore(self.life.view(rows, entries["need"]), self.waiting.keys(rows), now)
+        view = self.life.view(rows, entries["need"])
+        if self.adapters.slots:
+            view.load_ns = self.adapters.loads_of(entries)
+        return self.policy.rescore(view, self.waiting.keys(rows), now)
 
     def _displace(self, entries: Records, now: int) -> tuple[I32, int]:
         """Stop running requests for the first newcomer that found no room, if it may. Victims, newcomer."""
@@ -561,13 +595,18 @@ class Scheduler:
         granted, copies = self._reserve(granted)
         served = self.champion == NO_ROW or bool((granted["row"] == self.champion).any())
         self._champion_waits = 0 if served else self._champion_waits + 1
+        loads, stuck = np.empty((0, 2), np.int32), 0
+        if self.adapters.slots:
+            loads = self.adapters.bring_in(self.table.records, granted, life.slot)
+            stuck = count_passes(entries, self.adapters.records, life.slot)
         flight, prefills = put_in_flight(
-            self.table.records, granted, life.slot, self._planes, filled.features, self.fairness
-        )
+            self.table.records, granted, life.slot, self._planes, filled.features, self.fairness,
+            loads, self.adapters.load_ns,
+        )  # fmt: skip
         decision = flight.decision
         decision.copies = copies
         decision.bound_ns = int(min(filled.bound_ns, NEVER_NS))
-        starved = prefills == 0 and entries.size > found.counts[N_DECODES]
+        starved = prefills == 0 and entries.size - stuck > found.counts[N_DECODES]
         self._slots_without_prefill = self._slots_without_prefill + 1 if starved else 0
         if granted.size:
             self._inflight[life.slot] = flight
@@ -602,10 +641,12 @@ class Scheduler:
         """Take in what a step did; see `applying.apply_step`."""
         flight = self._inflight.pop(result.slot)
         measured = result.ended_ns - result.started_ns
-        self.cost.observe(flight.features, measured)
+        if not flight.decision.loads.size:  # a step alone is what the model is about
+            self.cost.observe(flight.features, measured)
         self.life.pace.observe(float(measured), int(flight.features[F_TOKENS]))
         applied = apply_step(self.life, flight, result)
         self.kv.retire(result.slot)
+        self.adapters.retired = result.slot
         return applied
 
     @property

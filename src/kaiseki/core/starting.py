@@ -22,7 +22,8 @@ class InFlight:
         decision: the decision.
         features: float64[N_FEATURES] of its chunk set.
         groups: int32[n], tenant * LANES + lane that is charged for each chunk.
-        charged: float64[n], ns charged so far: predicted marginal costs, scaled to the predicted total.
+        charged: float64[n], ns charged so far: predicted marginal costs, scaled to the predicted total, and
+            what loading an adapter takes for whom it is loaded.
     """
 
     decision: Decision
@@ -40,6 +41,7 @@ def start_chunks(
     features: F64,
     slope: F64,
     predicted_ns: float,
+    load_ns: float,
     counter: F64,
     weight: F64,
     lane_counter: F64,
@@ -53,7 +55,7 @@ def start_chunks(
 ) -> int:
     """Put chunks in flight; fills the last seven arrays, parallel to `granted`, and charges tenants.
 
-    Returns how many of the chunks are prefills.
+    They are predicted to take `predicted_ns`, and each load `load_ns` more. Returns how many are prefills.
     """
     gradient_ns(planes, features, slope)
     total, prefills = 0.0, 0
@@ -79,6 +81,8 @@ def start_chunks(
     scale = predicted_ns / total if total > 0.0 else 0.0
     for i in range(granted.size):
         charged[i] *= scale
+        if granted[i]["load"]:
+            charged[i] += load_ns
         charge(groups[i], charged[i], counter, weight, lane_counter)
     return prefills
 
@@ -111,9 +115,19 @@ def recharge(
 
 
 def put_in_flight(
-    records: Records, granted: Records, slot: int, planes: F64, features: F64, fairness: Fairness
+    records: Records,
+    granted: Records,
+    slot: int,
+    planes: F64,
+    features: F64,
+    fairness: Fairness,
+    loads: I32,
+    load_ns: float,
 ) -> tuple[InFlight, int]:
-    """Make the decision of granted entries; see `start_chunks`. Also returns the number of prefills."""
+    """Make the decision of granted entries; see `start_chunks`. Also returns the number of prefills.
+
+    `loads`: see `Decision`; each takes `load_ns`.
+    """
     n = granted.size
     predicted = predict_ns(planes, features)
     d = Decision(
@@ -123,12 +137,13 @@ def put_in_flight(
         starts=np.empty(n, np.int32),
         samples=np.empty(n, np.bool_),
         epochs=np.empty(n, np.int32),
-        predicted_ns=int(predicted),
+        loads=loads,
+        predicted_ns=int(predicted + load_ns * loads.shape[0]),
     )
     flight = InFlight(d, features, np.empty(n, np.int32), np.empty(n))
     f = fairness
     prefills = start_chunks(
-        records, granted, slot, planes, features, np.empty(N_FEATURES), predicted,
+        records, granted, slot, planes, features, np.empty(N_FEATURES), predicted, load_ns,
         f.counter, f.weight, f.lane_counter,
         d.rows, d.tokens, d.starts, d.samples, d.epochs, flight.groups, flight.charged,
     )  # fmt: skip

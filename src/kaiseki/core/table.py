@@ -64,6 +64,7 @@ ROW = np.dtype(
         ("priority", np.int32),
         ("weight", np.float64),
         ("on_late", np.int32),
+        ("adapter", np.int32),
         ("cached", np.int32),
         ("fork_of", np.int32),
         ("passes", np.int32),
@@ -90,6 +91,7 @@ for _name, _value in (
     ("inflight_slot", -1),
     ("group", -1),
     ("fork_of", NO_ROW),
+    ("adapter", -1),
     ("admitted_seq", -1),
     ("admitted_ns", -1),
     ("first_token_ns", -1),
@@ -117,6 +119,7 @@ class RequestTable:
     priority: I32  # of the request within its class; lower is sooner
     weight: F64
     on_late: I32
+    adapter: I32  # index of its LoRA adapter, -1 for the base model
     arrival_ns: I64
     ttft_ns: I64  # relative targets; NEVER_NS where there is none
     tbt_ns: I64
@@ -260,6 +263,8 @@ class View:
         self._table = table
         self.rows = rows
         self.uncached = uncached
+        self.load_ns: F64 = _NOBODY
+        """float64[n], what loading its adapter would take, ns; empty where nothing says so."""
         self._lone = slot_ns, token_ns
         self._pace = pace_slot_ns, pace_token_ns
         self._tokens = tokens

@@ -1,15 +1,15 @@
 """A scripted engine: no model, a virtual clock, step times from a formula, failures on demand.
 
 It checks as it goes what a real engine relies on: chunks that continue where the last valid one
-ended, at most `depth + 1` decisions outstanding, rows not reused while in flight where that is
-forbidden. The token it samples at position p of a request is a function of (request, p) alone, so any
-schedule must give the same output.
+ended and whose adapter is loaded, at most `depth + 1` decisions outstanding, rows not reused while in
+flight where that is forbidden. The token it samples at position p of a request is a function of
+(request, p) alone, so any schedule must give the same output.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +33,7 @@ class Script:
         seed: distinguishes the outputs of requests.
         breaks_at: position whose computation fails, or -1.
         retryable: whether that failure may be retried (it then succeeds).
+        adapter: name of the LoRA adapter that it must run with, or None.
     """
 
     prompt_tokens: int
@@ -41,6 +42,7 @@ class Script:
     seed: int = 0
     breaks_at: int = -1
     retryable: bool = False
+    adapter: str | None = None
 
     def token(self, index: int) -> int:
         """The output token with this index."""
@@ -59,6 +61,7 @@ class ScriptedEngine:
         weights: float64[N_FEATURES], true ns per unit of feature.
         capabilities: what to claim; depth and placeholders are enforced.
         jitter: float in [0, 1) or a callable giving each step's time factor.
+        adapters: names of adapters by the index under which decisions load them; may grow.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class ScriptedEngine:
         weights: F64,
         capabilities: Capabilities | None = None,
         jitter: Callable[[], float] | None = None,
+        adapters: Sequence[str] = (),
     ) -> None:
         self._clock = clock
         self._planes = np.asarray(weights, np.float64).reshape(1, 1, -1)
@@ -77,6 +81,8 @@ class ScriptedEngine:
         self._failed_once: set[int] = set()
         self._outstanding: deque[tuple[Decision, list[Script | None]]] = deque()
         self._free_at_ns = 0
+        self._adapters = adapters
+        self._loaded: dict[int, str] = {}  # by adapter slot
 
     @property
     def capabilities(self) -> Capabilities:
@@ -116,13 +122,36 @@ class ScriptedEngine:
             if tokens < 1:
                 raise ScriptError(f"row {row}: empty chunk")
             self._reached[row] = (epoch, start + tokens)
-        self._outstanding.append((decision, [self._scripts.get(r) for r in rows]))
+        scripts = [self._scripts.get(r) for r in rows]
+        self._load(decision)
+        for row, script in zip(rows, scripts, strict=True):
+            needs = script.adapter if script is not None else None
+            if needs is not None and needs not in self._loaded.values():
+                raise ScriptError(f"row {row}: its adapter {needs} is not loaded")
+        self._outstanding.append((decision, scripts))
+
+    def _load(self, decision: Decision) -> None:
+        """Load adapters, each into a slot whose last adapter no outstanding decision uses."""
+        used = {
+            script.adapter for _, scripts in self._outstanding for script in scripts if script is not None
+        }
+        for adapter, slot in decision.loads.tolist():
+            if not 0 <= slot < self._capabilities.adapter_slots:
+                raise ScriptError(f"slot {decision.slot}: there is no adapter slot {slot}")
+            if self._loaded.get(slot) in used - {None}:
+                raise ScriptError(f"slot {decision.slot}: adapter {self._loaded[slot]} is in use")
+            name = self._adapters[adapter]
+            if name in self._loaded.values():
+                raise ScriptError(f"slot {decision.slot}: adapter {name} is loaded already")
+            self._loaded[slot] = name
 
     def collect(self) -> StepResult:
         """Finish the oldest decision and move the clock to its end."""
         d, scripts = self._outstanding.popleft()
         started = max(self._clock.now_ns(), self._free_at_ns)
-        ended = started + int(predict_ns(self._planes, self._features(d, scripts)) * self._jitter())
+        loading = float(d.loads.shape[0] * self._capabilities.adapter_load_ns)
+        ns = predict_ns(self._planes, self._features(d, scripts)) + loading
+        ended = started + int(ns * self._jitter())
         self._free_at_ns = ended
         self._clock.advance_to(ended)
         n = d.rows.size

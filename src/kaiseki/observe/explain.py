@@ -142,6 +142,9 @@ def _stretch(past: Past, start: int, end: int, marks: list[Mark], paused: bool) 
     """Cut one wait at every change of reason; the parts add up to the whole."""
     own = marks if paused else [(start, Reason.SLOT_RUNNING, -1, 0.0), *marks]
     cuts = past.cutoffs[:0] if paused else _in_force(past, start, end)
+    # Where its adapter can't be had, it does not matter where the queue is cut, until it is looked at again.
+    last = np.searchsorted([mark[0] for mark in own], cuts["t_ns"], side="right") - 1
+    cuts = cuts[[own[i][1] != Reason.ADAPTER for i in last.tolist()]]
     n = len(own)
     begins, rank = np.empty(n + cuts.size, np.int64), np.ones(n + cuts.size)
     rank[0], rank[n:] = paused, 0
@@ -234,6 +237,8 @@ def _counterfactuals(waits: list[Wait]) -> list[str]:
             told.append(f"with {w.short_by:.0f} more KV blocks it would have waited up to {ms:.0f} ms less")
         elif w.reason == Reason.NO_ROW:
             told.append(f"with a larger max_batch_size it would have waited up to {ms:.0f} ms less")
+        elif w.reason == Reason.ADAPTER:
+            told.append(f"with one more adapter slot it would have waited up to {ms:.0f} ms less")
         elif w.reason == Reason.FAIR_SHARE:
             told.append(f"with a larger weight for its tenant it would have waited up to {ms:.0f} ms less")
         elif w.reason in (Reason.NO_TIME, Reason.DECODE_BOUND):

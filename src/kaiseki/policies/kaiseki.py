@@ -47,9 +47,14 @@ class Kaiseki(Policy):
         return key
 
     def rescore(self, view: View, keys: F64, now_ns: int) -> F64:
-        """Deadlines by remaining time per weight, behind them those that would miss at this pace."""
+        """Deadlines by remaining time per weight, behind them those that would miss at this pace.
+
+        An adapter that has to be loaded first makes a request less urgent by the load over `tau`.
+        """
         out = np.empty(keys.size)
         order_by_pace(view.records, view.uncached, keys, *view.pace, float(now_ns), self.tau_ms * 1e6, out)
+        if view.load_ns.size:
+            out += view.load_ns / (self.tau_ms * 1e6)
         return out
 
     def victim_cost(self, view: View, blocks: I64, now_ns: int) -> F64:

@@ -17,6 +17,7 @@ _STATUS = {
     Reason.NEVER_FITS: 400,
     Reason.TOO_LONG: 400,
     Reason.OVER_STEP: 400,
+    Reason.NO_ADAPTERS: 400,
     Reason.DRAINING: 503,
     Reason.ENGINE_FAILING: 503,
     Reason.HOPELESS: 503,

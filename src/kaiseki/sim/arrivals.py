@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -67,7 +68,7 @@ class Arrivals:
         due = self.next_ns()
         if self._due and self._due[0][0] == due:
             when, _, arrival = heapq.heappop(self._due)
-            return arrival._replace(request=_at(arrival.request, when))
+            return arrival._replace(request=replace(arrival.request, arrival_ns=when))
         assert self._next is not None
         arrival = self._next[3]
         self._next = next(self._stream, None)
@@ -129,11 +130,3 @@ class Arrivals:
         words[:, 1] = page  # an id stands for all before it as well, and so does the page's number
         data = words.tobytes()
         return tuple(data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES))
-
-
-def _at(request: Request, arrival_ns: int) -> Request:
-    """The same request, arriving later."""
-    return Request(
-        request.id, request.prompt_tokens, request.max_tokens, request.tenant, request.cls, arrival_ns,
-        request.min_tokens, request.priority, request.block_hashes, request.fork_of, request.ttft_ns,
-    )  # fmt: skip

@@ -87,6 +87,7 @@ class EmbeddedEngine:
             depth=depth,
             max_context_tokens=int(model.config.max_position_embeddings),
             max_step_tokens=max_step_tokens,
+            adapter_slots=0,  # it runs the base model only
         )
 
     @classmethod
