@@ -69,12 +69,17 @@ class Problem:
     value: Any
     message: str
 
+    def __str__(self) -> str:
+        where = f"{self.path}: " if self.path else ""
+        found = "" if self.value is None else f" (found: {self.value!r})"
+        return f"{where}{self.message}{found}"
+
 
 class ConfigError(ValueError):
     """A file with problems."""
 
     def __init__(self, problems: list[Problem]) -> None:
-        super().__init__("\n".join(f"{p.path}: {p.message}" for p in problems))
+        super().__init__("\n".join(map(str, problems)))
         self.problems = problems
 
 
@@ -82,6 +87,7 @@ def read_yaml(text: str | bytes) -> tuple[Any, list[Problem]]:
     """The document of a YAML text, and keys given twice, of which plain YAML silently keeps the last."""
     try:
         loader = yaml.SafeLoader(text)
+        loader.name = "the file"
         try:
             node = loader.get_single_node()
             if node is None:

@@ -43,9 +43,7 @@ def check(
         write_json(document, json)
     elif problems:
         for problem in problems:
-            where = f"{problem.path}: " if problem.path else ""
-            found = "" if problem.value is None else f" (found: {problem.value!r})"
-            typer.echo(f"{config}: {where}{problem.message}{found}", err=True)
+            typer.echo(f"{config}: {problem}", err=True)
     elif settings is not None:
         import yaml
 

@@ -54,6 +54,8 @@ def _fetch(request_id: str, url: str, key: str | None) -> dict[str, Any]:
     if answer.status_code != 200:
         told = document.get("error")
         message = told.get("message") if isinstance(told, dict) else answer.text
+        if answer.status_code == 401:
+            message = f"{message} Give it with --key or in KAISEKI_API_KEY."
         fail(f"{url}: {message}", FINDING if answer.status_code == 404 else USAGE)
     return document
 

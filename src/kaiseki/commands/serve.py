@@ -44,7 +44,7 @@ def serve(
         _run(settings)
     except ConfigError as error:
         for problem in error.problems:
-            typer.echo(f"kaiseki: {problem.path}: {problem.message}", err=True)
+            typer.echo(f"{config or 'kaiseki'}: {problem}", err=True)
         raise typer.Exit(2) from None
 
 
@@ -83,6 +83,14 @@ def _run(settings: Settings) -> None:
         listener = bind(server.host, server.port)
     except OSError as error:
         fail(f"cannot listen on {server.host}:{server.port}: {error.strerror}")
+
+    from kaiseki.models import ModelError
+    from kaiseki.models.resolve import check_name
+
+    try:
+        check_name(settings.engine.model)
+    except ModelError as error:
+        fail(str(error))
 
     from kaiseki.engines.embedded.child_process import Child
 

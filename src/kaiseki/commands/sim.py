@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from kaiseki.commands.common import STDOUT, JsonFile, fail, write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from rich.table import Table
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kaiseki.sim.run import Case
     from kaiseki.work.batches import Batch
 
+T = TypeVar("T")
 PLAIN_WIDTH = 110
 """Where there is no terminal to ask."""
 GENERATED = 2_000
@@ -121,15 +122,12 @@ def case_of(
         fail(f"--format {trace_format!r}: must be one of auto, {', '.join(READERS)}")
     if not Path(trace).is_file() and trace not in CATALOGUE:
         fail(f"{trace}: no such file, and none of the generated workloads {', '.join(CATALOGUE)}")
+    plan = _read("--classes", classes, plans.load, plans.shipped())
+    described = _read("--cluster", cluster, clusters.load, clusters.shipped())
     try:
-        plan = plans.load(classes)
-        described = clusters.load(cluster)
         fleet = clusters.fleet(described)
     except ConfigError as error:
-        fail(f"{error}")
-    except OSError as error:
-        known = ", ".join((*clusters.shipped(), *plans.shipped()))
-        fail(f"{error.filename}: {error.strerror}; what comes along: {known}")
+        fail(f"--cluster {cluster}:\n{error}")
     generated = None if Path(trace).is_file() else CATALOGUE[trace]()
 
     def stream(shape: Shape) -> Iterator[Batch]:
@@ -139,6 +137,18 @@ def case_of(
 
     least = GENERATED if generated is not None and requests is None else requests
     return Case(stream, plan, fleet, Shape(rate_scale=scale, requests=least), router, links=described.links)
+
+
+def _read(option: str, name: str, load: Callable[[str], T], shipped: list[str]) -> T:
+    """A file, or what comes along under this name."""
+    from kaiseki.sections import ConfigError
+
+    try:
+        return load(name)
+    except ConfigError as error:
+        fail(f"{option} {name}:\n{error}")
+    except OSError as error:
+        fail(f"{option} {name}: {error.strerror}; there are {', '.join(shipped)}")
 
 
 def _policy(name: str, budget: str, expiry: bool) -> Policy:

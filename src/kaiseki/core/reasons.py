@@ -88,7 +88,7 @@ class Reason(_Worded):
     TOO_LONG = 17, "prompt and output together exceed the model's context length"
     QUEUE_FULL = 18, "the waiting queue is full"
     DRAINING = 19, "the server is shutting down and takes no new work"
-    HOPELESS = 20, "its deadline could not be met even alone on an idle card"
+    HOPELESS = 20, "one of its targets could no longer be met, even alone on an idle card"
     LATE_GAPS = 21, "more gaps between its tokens were late than its SLO allows"
     ENGINE_ERROR = 22, "the engine raised an error on its chunk"
     CLIENT_GONE = 23, "its client disconnected or cancelled"

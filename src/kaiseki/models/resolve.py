@@ -39,8 +39,26 @@ def resolve_model(
         return _converted(path, store.cache_root(cache_dir), progress)
     if not path.exists() and is_hub_id(name):
         return pull(name, cache_dir, progress=progress).path
-    raise ModelError(
-        f"{name!r} is no model: expected {' or '.join(KNOWN_MODELS)}, a folder with config.json and "
+    raise no_model(name)
+
+
+def check_name(name_or_path: str) -> None:
+    """Tell a name that can't be a model before anything slow is begun.
+
+    Raises:
+        ModelError: it is none that is known, no folder or file, and no repository's name.
+    """
+    path = Path(name_or_path).expanduser()
+    known = name_or_path in KNOWN_MODELS or path.is_dir() or is_hub_id(name_or_path)
+    if not known and not (path.is_file() and path.suffix == ".gguf"):
+        raise no_model(name_or_path)
+
+
+def no_model(name: str) -> ModelError:
+    """What to say of something that is no model."""
+    there = "" if Path(name).expanduser().exists() else ", and there is no such file or folder"
+    return ModelError(
+        f"{name!r} is no model{there}: expected {' or '.join(KNOWN_MODELS)}, a folder with config.json and "
         "safetensors, a .gguf file, or a model hub repository as organisation/name"
     )
 

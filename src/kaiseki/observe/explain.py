@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kaiseki.core.lifecycle import Ending
 from kaiseki.core.reasons import Event, Outcome, Reason
+from kaiseki.core.requests import Request
+from kaiseki.core.scan import allowed_late_gaps
 from kaiseki.observe.history import History, Story, summary_of
 
 _WAIT_BEGINS = (Event.SUBMITTED, Event.PREEMPTED, Event.RETRIED)
@@ -252,12 +255,31 @@ def _summary(story: Story, waits: list[Wait], total_ns: int) -> str:
     if e is None:
         state = "is still open"
     elif e.outcome == Outcome.COMPLETED:
-        state = f"completed with {e.outputs} tokens and {'met' if e.attained else 'missed'} its SLO"
+        state = f"completed with {e.outputs} tokens and {'met its SLO' if e.attained else _missed(r, e)}"
     else:
         state = f"{e.outcome.sentence}: {e.reason.sentence}"
     text = f"{what} {state}; it waited {total_ns / 1e6:.0f} ms"
+    if e is not None:
+        text += f" of the {(e.ended_ns - e.arrival_ns) / 1e6:.0f} ms it took"
     if waits and total_ns > 0:
-        text += f", {waits[0].ns / total_ns:.0%} of it because {waits[0].reason.sentence}"
+        text += f", {waits[0].ns / total_ns:.0%} of the wait because {waits[0].reason.sentence}"
     if e is not None and e.preemptions:
         text += f"; it was preempted {e.preemptions} times"
     return text + "."
+
+
+def _missed(r: Request, e: Ending) -> str:
+    """Which targets a completed request missed, and by how much."""
+    missed = []
+    first_ns, whole_ns = e.first_token_ns - e.arrival_ns, e.ended_ns - e.arrival_ns
+    for what, took_ns, target_ns in (
+        ("its first token came after", first_ns, r.ttft_target_ns),
+        ("its last token came after", whole_ns, r.cls.deadline_ns),
+    ):
+        if target_ns is not None and took_ns > target_ns:
+            missed.append(f"{what} {took_ns / 1e6:.0f} ms, {target_ns / 1e6:.0f} were allowed")
+    if r.cls.tbt_ns is not None and e.late_gaps > allowed_late_gaps(r.max_tokens):
+        missed.append(f"{e.late_gaps} gaps were longer than {r.cls.tbt_ns / 1e6:.0f} ms")
+    if not missed:
+        missed.append("it was demoted as it was not expected to make it")
+    return f"missed its SLO ({'; '.join(missed)})"

@@ -92,10 +92,15 @@ def ended_badly(update: Update) -> ApiError:
     else:
         status = 503
     code = outcome.label if outcome is Outcome.EXPIRED else reason.label
-    numbers = ", ".join(f"{name} = {value:g}" for name, value in update.numbers.items())
+    numbers = ", ".join(f"{name} = {_number(value)}" for name, value in update.numbers.items())
     message = f"Request {outcome.label}: {reason.sentence}{f' ({numbers})' if numbers else ''}."
     hopeless = reason is Reason.HOPELESS and outcome is Outcome.REFUSED
     return ApiError(status, message, code=code, retry_after_s=update.retry_after_s, retry=not hopeless)
+
+
+def _number(value: float) -> str:
+    """Whole numbers in full, others to three digits or so."""
+    return f"{value:.0f}" if float(value).is_integer() else f"{value:g}"
 
 
 def internal_error() -> ApiError:
