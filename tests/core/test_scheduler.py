@@ -83,6 +83,26 @@ def test_a_champion_that_others_outrank_in_every_slot_is_served_all_the_same() -
     assert bench.served["oldest"].times_ns[0] < bench.served["u59"].times_ns[0]
 
 
+def test_decodes_pause_once_their_tenant_is_further_ahead_than_h() -> None:
+    """They go before prompts, so without that the tenant whose requests all decode would run away."""
+    settings = SchedulerSettings(fairness_window=3, max_slot_tokens=44)
+    bench = Bench("kaiseki", settings=settings)
+    streams = [job(f"s{i}", 4, 300, tenant="streams") for i in range(40)]
+    prompts = [job(f"p{i}", 2000, 1, START_NS + 50 * MS, tenant="prompts") for i in range(20)]
+    worst, slot_ns = 0.0, 0
+
+    def look(bench: Bench) -> None:
+        nonlocal worst, slot_ns
+        fair = bench.scheduler.fairness
+        slot_ns = max(slot_ns, *(r.ended_ns - r.started_ns for r in bench.engine.results[-1:]), 0)
+        worst = max(worst, fair.gap_ns() - fair.hard_lag_ns)
+
+    bench.each_slot = look
+    bench.run([*streams, *prompts], until_ns=START_NS + 1500 * MS)
+    assert events(bench, Event.PAUSED).size > 0, "nobody got that far ahead"
+    assert worst <= 2 * slot_ns
+
+
 def test_a_slot_smaller_than_the_grid_of_chunks_is_used_all_the_same() -> None:
     bench = Bench("kaiseki", settings=SchedulerSettings(max_slot_tokens=3), audit=True)
     bench.run([job("a", 20, 2), job("b", 7, 2, START_NS + 1)])

@@ -184,7 +184,7 @@ MUTANTS = (
         "core/scheduler.py",
         "            hard = self.fairness.hard_lag_ns if self.capabilities.pause_decode else np.inf\n",
         "            hard = 50.0 * self.fairness.hard_lag_ns\n",
-        (MACHINE, "tests/core/test_fair_shares.py"),
+        (SCHEDULER, MACHINE, "tests/core/test_fair_shares.py"),
     ),
     Mutant(
         "lanes of a tenant are gated",
