@@ -196,7 +196,7 @@ MUTANTS = (
     Mutant(
         "a grant is charged within the slot",
         "core/filling.py",
-        "                charge(group, after - before, counter, weight, lane_counter)\n",
+        "                charge(group, ns, counter, weight, lane_counter)\n",
         "",
         (FILLING, MACHINE),
     ),
@@ -238,7 +238,7 @@ MUTANTS = (
     Mutant(
         "new work stays below the watermark",
         "core/filling.py",
-        "    if needs > limits[L_ADMISSION] and limits[L_SOLE] == 0.0:\n",
+        "    if needs > 0 and needs > limits[L_ADMISSION] and limits[L_SOLE] == 0.0:\n",
         "    if False:\n",
         (FILLING,),
     ),
