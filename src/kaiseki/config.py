@@ -26,12 +26,10 @@ from kaiseki.sections import (
     Problem,
     Section,
     instead,
-    keys,
     mapping,
     path_of,
     problem_of,
-    read_yaml,
-    shown,
+    read_mapping,
 )
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -181,11 +179,7 @@ def parse(text: str | bytes) -> Settings:
     Raises:
         ConfigError: with every problem found.
     """
-    raw, problems = read_yaml(text)
-    if not isinstance(raw, dict):
-        raise ConfigError(
-            [Problem("", shown("", raw), f"must be a mapping with {', '.join(keys(Settings))}")]
-        )
+    raw, problems = read_mapping(Settings, text)
     problems += _cross_check(raw)
     settings = None
     try:

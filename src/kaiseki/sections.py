@@ -9,6 +9,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.resources.abc import Traversable
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -98,6 +100,41 @@ def read_yaml(text: str | bytes) -> tuple[Any, list[Problem]]:
             loader.dispose()
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError([Problem("", None, f"not valid YAML: {error}")]) from None
+
+
+def read_mapping(model: type[BaseModel], text: str | bytes) -> tuple[dict[str, Any], list[Problem]]:
+    """As `read_yaml`, for a file that must be a mapping with the keys of `model`.
+
+    Raises:
+        ConfigError: it is no YAML, or something else.
+    """
+    raw, problems = read_yaml(text)
+    if not isinstance(raw, dict):
+        raise ConfigError([Problem("", shown("", raw), f"must be a mapping with {', '.join(keys(model))}")])
+    return raw, problems
+
+
+class Shipped:
+    """YAML files that come with a package, by their names; others by their paths."""
+
+    def __init__(self, folder: Traversable) -> None:
+        self._folder = folder
+
+    def names(self) -> list[str]:
+        """Names of the files that come along, sorted."""
+        found = (entry.name for entry in self._folder.iterdir())
+        return sorted(name.removesuffix(".yaml") for name in found if name.endswith(".yaml"))
+
+    def read(self, path_or_name: str | Path) -> bytes:
+        """The file of this name, else at this path.
+
+        Raises:
+            OSError: it can't be read.
+        """
+        name = str(path_or_name)
+        if name in self.names():
+            return (self._folder / f"{name}.yaml").read_bytes()
+        return Path(path_or_name).read_bytes()
 
 
 def _duplicates(node: yaml.Node, path: str, seen: set[int]) -> Iterator[Problem]:

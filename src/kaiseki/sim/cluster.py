@@ -14,10 +14,19 @@ from kaiseki.cost.cards import load_card
 from kaiseki.cost.catalogue import UnknownName
 from kaiseki.cost.deployment import Deployment, HostTime
 from kaiseki.cost.hf_config import load_model
-from kaiseki.sections import ConfigError, Name, Positive, Problem, Section, keys, problem_of, read_yaml, shown
+from kaiseki.sections import (
+    ConfigError,
+    Name,
+    Positive,
+    Problem,
+    Section,
+    Shipped,
+    keys,
+    problem_of,
+    read_mapping,
+)
 
-SHIPPED = resources.files("kaiseki.sim") / "clusters"
-SUFFIX = ".yaml"
+SHIPPED = Shipped(resources.files("kaiseki.sim") / "clusters")
 Count = Annotated[int, Field(ge=1, le=100_000)]
 BLOCK_TOKENS = 16
 
@@ -83,9 +92,8 @@ class Replica:
 
 
 def shipped() -> list[str]:
-    """Names of the cluster files that come with Kaiseki."""
-    names = (entry.name for entry in SHIPPED.iterdir())
-    return sorted(name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX))
+    """Names of the files that come with Kaiseki."""
+    return SHIPPED.names()
 
 
 def load(path_or_name: str | Path) -> Cluster:
@@ -95,10 +103,7 @@ def load(path_or_name: str | Path) -> Cluster:
         OSError: it can't be read.
         ConfigError: it has problems.
     """
-    name = str(path_or_name)
-    if name in shipped():
-        return parse((SHIPPED / f"{name}{SUFFIX}").read_text(encoding="utf-8"))
-    return parse(Path(path_or_name).read_bytes())
+    return parse(SHIPPED.read(path_or_name))
 
 
 def parse(text: str | bytes) -> Cluster:
@@ -107,9 +112,7 @@ def parse(text: str | bytes) -> Cluster:
     Raises:
         ConfigError: with every problem found.
     """
-    raw, problems = read_yaml(text)
-    if not isinstance(raw, dict):
-        raise ConfigError([Problem("", shown("", raw), f"must be a mapping with {', '.join(keys(Cluster))}")])
+    raw, problems = read_mapping(Cluster, text)
     cluster = None
     try:
         cluster = Cluster.model_validate(raw)

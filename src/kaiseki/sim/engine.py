@@ -11,19 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kaiseki.core.costs import add_decode, add_prefill
 from kaiseki.core.decision import F64, I8, I32, I64, Bool, Decision, StepResult
 from kaiseki.core.jit import kernel
-from kaiseki.core.protocols import (
-    F_CHUNKS,
-    F_CONTEXT,
-    F_DECODES,
-    F_PAIRS,
-    F_PREFIX,
-    F_SLOT,
-    F_TOKENS,
-    N_FEATURES,
-    Capabilities,
-)
+from kaiseki.core.protocols import N_FEATURES, Capabilities
 from kaiseki.core.reasons import Finish
 from kaiseki.cost.roofline import Roofline, one_modelled_ns
 from kaiseki.engines.clock import VirtualClock
@@ -44,17 +35,12 @@ def run_rows(
     rows: I32, tokens: I32, starts: I32, samples: Bool, prompts: I32, left: I32, finish: I8, features: F64
 ) -> None:
     """Count what the rows compute, and take their new tokens off what they have `left`."""
-    features[F_SLOT] = 1.0
     for i in range(rows.size):
         r, n, start = rows[i], float(tokens[i]), float(starts[i])
         if n == 1.0 and start >= prompts[r]:
-            features[F_DECODES] += 1.0
-            features[F_CONTEXT] += start + 1.0
+            add_decode(features, start + 1.0)
         else:
-            features[F_CHUNKS] += 1.0
-            features[F_TOKENS] += n
-            features[F_PAIRS] += n * (start + (n + 1.0) / 2.0)
-            features[F_PREFIX] += start
+            add_prefill(features, start, n)
         finish[i] = 0
         if samples[i]:
             left[r] -= 1

@@ -17,19 +17,18 @@ from kaiseki.sections import (
     Positive,
     Problem,
     Section,
+    Shipped,
     instead,
-    keys,
     mapping,
     problem_of,
-    read_yaml,
+    read_mapping,
     shown,
 )
 from kaiseki.work import conditions
 
 DEFAULT = "default"
 """Class without targets and tenant of weight 1 for requests that no rule assigns."""
-SHIPPED = resources.files("kaiseki.work") / "plans"
-SUFFIX = ".yaml"
+SHIPPED = Shipped(resources.files("kaiseki.work") / "plans")
 
 
 class TracedClass(Class):
@@ -94,9 +93,8 @@ class Plan(Section):
 
 
 def shipped() -> list[str]:
-    """Names of the classes files that come with Kaiseki."""
-    names = (entry.name for entry in SHIPPED.iterdir())
-    return sorted(name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX))
+    """Names of the files that come with Kaiseki."""
+    return SHIPPED.names()
 
 
 def load(path_or_name: str | Path) -> Plan:
@@ -106,10 +104,7 @@ def load(path_or_name: str | Path) -> Plan:
         OSError: it can't be read.
         ConfigError: it has problems.
     """
-    name = str(path_or_name)
-    if name in shipped():
-        return parse((SHIPPED / f"{name}{SUFFIX}").read_text(encoding="utf-8"))
-    return parse(Path(path_or_name).read_bytes())
+    return parse(SHIPPED.read(path_or_name))
 
 
 def parse(text: str | bytes) -> Plan:
@@ -118,9 +113,7 @@ def parse(text: str | bytes) -> Plan:
     Raises:
         ConfigError: with every problem found.
     """
-    raw, problems = read_yaml(text)
-    if not isinstance(raw, dict):
-        raise ConfigError([Problem("", shown("", raw), f"must be a mapping with {', '.join(keys(Plan))}")])
+    raw, problems = read_mapping(Plan, text)
     raw = {key: value for key, value in raw.items() if value is not None}
     problems += _cross_check(raw)
     plan = None
