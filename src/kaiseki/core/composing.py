@@ -4,16 +4,74 @@ from __future__ import annotations
 
 import numpy as np
 
+from kaiseki.core.costs import add_decode, predict_ns
 from kaiseki.core.decision import F64, I64
-from kaiseki.core.entries import ENTRY
+from kaiseki.core.entries import ENTRY, joined, running_entries
 from kaiseki.core.jit import kernel
+from kaiseki.core.lifecycle import Lifecycle
+from kaiseki.core.pausing import ranks_of_decodes
 from kaiseki.core.policy import Order, Policy
+from kaiseki.core.protocols import F_DECODES, N_FEATURES
 from kaiseki.core.requests import NEVER_NS
-from kaiseki.core.scan import N_BOUND, N_DECODES, Scan
+from kaiseki.core.scan import CONTEXT, N_BOUND, N_DECODES, Scan
 from kaiseki.core.table import Records, RequestTable
 
 _FIRST, _EARLY, _DECODES, _LATE = 0.5, 1.0, 2.0, 3.0
 """Phases in which prefills and waiting entries come; `_DECODES` is that of decodes that don't bind."""
+
+
+def in_order(
+    life: Lifecycle,
+    found: Scan,
+    new: Records,
+    now: int,
+    first: int,
+    planes: F64,
+    within_ns: float,
+    tokens: float,
+    max_passes: int,
+) -> Records:
+    """ENTRY[n]: running rows and waiting candidates in the order in which they are offered a grant.
+
+    Args:
+        life: of the scheduler.
+        found: what running rows can do.
+        new: entries of waiting candidates.
+        now: the time, ns.
+        first, max_passes: see `phases_of_prefills`.
+        planes: of the cost model.
+        within_ns, tokens: how long the slot may last, and how many tokens it may hold: as long as all decodes
+            fit, their own order does not matter.
+    """
+    t, p = life.table, life.policy
+    running = running_entries(t, found, life.kv.block_tokens)
+    decodes = int(found.counts[N_DECODES])
+    crowd = np.zeros(N_FEATURES)
+    if decodes:
+        add_decode(crowd, float(found.counts[CONTEXT] + decodes))
+        crowd[F_DECODES] = decodes
+    roomy = predict_ns(planes, crowd) <= within_ns and decodes <= tokens
+    others = joined(running[decodes:], new)
+    apart = roomy and p.order != Order.ADMISSION
+    if apart and others.size == 0:
+        return running
+    phase = phases_of_prefills(p, t, others, first, max_passes)
+    if apart:
+        score = scores_of_prefills(p, t, others, _scores(life, others, now))
+        return arrange(t, running, others, found, phase, score)
+    entries = joined(running[:decodes], others)
+    score = scores_of_prefills(p, t, entries, _scores(life, entries, now))
+    rank = ranks_of_decodes(t, entries, now, life.rates[2], found.tightest_ns)
+    return arrange_all(p, t, entries, np.concatenate([np.zeros(decodes), phase]), rank, score)
+
+
+def _scores(life: Lifecycle, entries: Records, now: int) -> F64:
+    """float64[n]: the policy's order among these entries, smaller first."""
+    rows = np.ascontiguousarray(entries["row"])
+    view = life.view(rows, entries["need"])
+    if life.adapters.slots:
+        view.load_ns = life.adapters.loads_of(entries)
+    return life.policy.rescore(view, life.waiting.keys(rows), now)
 
 
 def arrange(

@@ -20,7 +20,7 @@ from kaiseki.core.policy import Policy
 from kaiseki.core.protocols import KVSpace
 from kaiseki.core.queues import Waiting
 from kaiseki.core.reasons import Event, Finish, Outcome, Reason
-from kaiseki.core.requests import NEVER_NS, Begun, Request, ServiceClass
+from kaiseki.core.requests import NEVER_NS, Begun, OnLate, Request, ServiceClass
 from kaiseki.core.scan import allowed_late_gaps
 from kaiseki.core.table import NO_ROW, Records, RequestTable, State, View
 from kaiseki.core.trace import Trace
@@ -247,6 +247,14 @@ class Lifecycle:
         if queued.size:
             self.waiting.take(queued)
             self.enqueue(queued)
+
+    def lose(self, rows: I32, reason: Reason, now: int) -> None:
+        """Demote or drop rows that can't meet their SLO any more, as their class says."""
+        fate = self.table.on_late[rows]
+        demoted = rows[(fate == OnLate.DEMOTE) & ~self.table.demoted[rows]]
+        if demoted.size:
+            self.demote(demoted, reason, now)
+        self.end_all(rows[fate == OnLate.EXPIRE], Outcome.EXPIRED, reason, now)
 
     def end(self, row: int, outcome: Outcome, reason: Reason, now: int) -> None:
         """End one request; see `end_all`."""

@@ -1,4 +1,4 @@
-"""Carrying out grants: the table moves on, and the decision's arrays are made."""
+"""Carrying out grants: KV is taken, the table moves on, and the decision's arrays are made."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from kaiseki.core.costs import gradient_ns, predict_ns, share_ns
 from kaiseki.core.decision import F64, I32, Bool, Decision
 from kaiseki.core.fairness import Fairness, charge
 from kaiseki.core.jit import kernel
-from kaiseki.core.protocols import N_FEATURES
-from kaiseki.core.table import Records
+from kaiseki.core.lifecycle import Lifecycle
+from kaiseki.core.protocols import N_FEATURES, KVSpace, OutOfBlocks
+from kaiseki.core.table import NO_ROW, Records
 
 
 @dataclass(slots=True)
@@ -30,6 +31,30 @@ class InFlight:
     features: F64
     groups: I32
     charged: F64
+
+
+def attach(life: Lifecycle, admitted: Records, now: int) -> None:
+    """Give newly admitted rows the KV they can share, and mark them as running."""
+    rows, starts, parents = admitted["row"].copy(), admitted["start"].copy(), admitted["parent"]
+    forks = np.flatnonzero(parents != NO_ROW)
+    for i in forks.tolist():
+        life.kv.fork(int(parents[i]), int(rows[i]), int(starts[i]))
+        life.table.shared_tail[[rows[i], parents[i]]] = True
+    if forks.size < rows.size:
+        plain = (parents == NO_ROW) & ~life.table.brought[rows]
+        life.kv.attach(rows[plain], starts[plain])
+    life.start(rows, starts, now)
+
+
+def reserve(kv: KVSpace, granted: Records) -> tuple[Records, I32]:
+    """Take blocks for the chunks; what does not fit after all is left out. Returns copies as well."""
+    rows, start = np.ascontiguousarray(granted["row"]), granted["start"]
+    end = start + granted["chunk"]
+    try:
+        return granted, kv.reserve(rows, start, end)
+    except OutOfBlocks:
+        fits = np.cumsum(kv.growth_need(rows, start, end)) <= kv.free_blocks()
+        return granted[fits], kv.reserve(rows[fits], start[fits], end[fits])
 
 
 @kernel
