@@ -136,7 +136,8 @@ def case_of(
         return load(Path(trace), trace_format, shape)  # type: ignore[arg-type]
 
     least = GENERATED if generated is not None and requests is None else requests
-    return Case(stream, plan, fleet, Shape(rate_scale=scale, requests=least), router, links=described.links)
+    shape = Shape(rate_scale=scale, requests=least)
+    return Case(stream, plan, fleet, shape, router, links=described.links, routers=described.routers)
 
 
 def _read(option: str, name: str, load: Callable[[str], T], shipped: list[str]) -> T:

@@ -11,6 +11,7 @@ from kaiseki.core.decision import I32, I64
 from kaiseki.core.protocols import OutOfBlocks
 from kaiseki.memory import audit, changes, queries
 from kaiseki.memory.chains import ChainStore, doubled
+from kaiseki.memory.hashing import join_digests
 from kaiseki.memory.layout import (
     ALLOCATIONS,
     BLOCK_FIELDS,
@@ -190,6 +191,17 @@ class BlockPool:
         out = np.empty((rows.size, 2), np.int32)
         _raise(queries.cached_tokens(*self._state, rows, limits, out))
         return out
+
+    def prefix_tokens(self, block_hashes: Sequence[bytes], limit: int) -> int:
+        """Tokens of the longest prefix, at most `limit`, that a request with these digests would find now."""
+        if not block_hashes:
+            return 0
+        chain = np.frombuffer(bytearray(join_digests(block_hashes)), np.int32).reshape(-1, 8)
+        request = np.array([[-1, 0, len(block_hashes), len(block_hashes)]], np.int32)
+        asked = self._state._replace(requests=request, chain=chain)
+        out = np.empty((1, 2), np.int32)
+        _raise(queries.cached_tokens(*asked, np.zeros(1, np.int32), np.array([limit], np.int32), out))
+        return int(out[0, 0])
 
     def attach(self, rows: I32, limits: I32) -> I32:
         """Share the cached prefix with rows that hold no blocks. Returns tokens attached, int32[n].

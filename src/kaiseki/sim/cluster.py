@@ -66,12 +66,25 @@ class Links(Section):
     headroom: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
 
 
+class Routers(Section):
+    """What stands before the replicas: so many routers, each of which gets its part of the requests.
+
+    Attributes:
+        count: how many.
+        refresh_ms: how often replicas say how loaded they are; 0 if routers always know.
+    """
+
+    count: Count = 1
+    refresh_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+
+
 class Cluster(Section):
     """A cluster file."""
 
     model: str
     pools: Annotated[list[Pool], Field(min_length=1)]
     links: Links | None = None
+    routers: Routers = Routers()
 
 
 class Replica:

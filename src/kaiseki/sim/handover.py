@@ -69,6 +69,14 @@ class Handover:
         """What a prefill replica is asked for; a request of one token is done there."""
         return replace(request, max_tokens=1, min_tokens=1, hands_over=request.max_tokens > 1)
 
+    def sending_ns(self, pool: str, prompt_tokens: int, bytes_per_token: int) -> float:
+        """Predicted time until KV of a prefill pool would have landed, behind all that waits there."""
+        links = [link for (source, _), link in self.links.items() if source == pool]
+        queued = sum(half.transfer.size_bytes for half in self._queues[pool])
+        budget = sum(link.budget for link in links)
+        under_way = sum(link.backlog_ns * link.budget for link in links)
+        return (queued + under_way + prompt_tokens * bytes_per_token) / budget
+
     def takes(self, request: Request, ending: Ending, source: int) -> bool:
         """Whether an ending on a replica is only that of the first part, and if so take the request over."""
         replica = self._replicas[source]

@@ -39,13 +39,14 @@ class Link:
         section: bandwidth and limits.
 
     Attributes:
+        budget: what may be planned, bytes per ns.
         moved: every transfer that has landed, in order.
         peak_gb_s: the highest sum of rates there was.
         most_active: most transfers under way at once.
     """
 
     def __init__(self, section: Links) -> None:
-        self._budget = section.gb_s * (1.0 - section.headroom)  # GB/s are bytes per ns
+        self.budget = section.gb_s * (1.0 - section.headroom)  # GB/s are bytes per ns
         self._max_active = section.max_active
         self._latency_ns = round(section.latency_us * 1e3)
         self._feedback_ns = round(section.feedback_us * 1e3)
@@ -63,6 +64,11 @@ class Link:
     def planned(self) -> int:
         """Transfers that the scheduler believes to be under way."""
         return len(self._active) + len(self._unknown)
+
+    @property
+    def backlog_ns(self) -> float:
+        """Until what is under way is sent, as of the last event."""
+        return sum(upto - self._service for upto, _, _ in self._active) / self.budget
 
     def can_start(self) -> bool:
         """Whether one more transfer may be under way."""
@@ -90,7 +96,7 @@ class Link:
 
     def _rate(self) -> float:
         """Bytes per ns of each transfer under way."""
-        return self._budget / self.planned
+        return self.budget / self.planned
 
     def advance(self, now: int) -> list[Transfer]:
         """Let time pass up to `now`. Returns transfers that landed."""

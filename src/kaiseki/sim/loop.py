@@ -13,9 +13,10 @@ from kaiseki.core.requests import Request
 from kaiseki.engines.clock import VirtualClock
 from kaiseki.sim.arrivals import Arrival, Arrivals
 from kaiseki.sim.engine import Work
+from kaiseki.sim.front import Front
 from kaiseki.sim.handover import Handover
+from kaiseki.sim.links import Link
 from kaiseki.sim.replica import Happened, SimReplica
-from kaiseki.sim.routers import Router
 
 STUCK_NS = 600_000_000_000
 """A replica with open requests that grants nothing for so long will not do so later."""
@@ -56,23 +57,27 @@ class Simulation:
     Args:
         arrivals: the load.
         replicas: the fleet, all on `clock`.
-        router: where requests go, among replicas that compute prompts.
+        front: says where requests go, among replicas that compute prompts.
         clock: moved by this loop.
         handover: takes requests from prefill replicas on, if there are any.
+
+    Attributes:
+        replicas: the fleet.
+        log: what has happened so far.
     """
 
     def __init__(
         self,
         arrivals: Arrivals,
         replicas: Sequence[SimReplica],
-        router: Router,
+        front: Front,
         clock: VirtualClock,
         handover: Handover | None = None,
     ) -> None:
         self._arrivals = arrivals
-        self._replicas = replicas
+        self.replicas = replicas
         self._entries = [i for i, r in enumerate(replicas) if r.description.pool.role != "decode"]
-        self._router = router
+        self._front = front
         self._handover = handover
         self._clock = clock
         self._events: list[tuple[int, int]] = []  # (time, replica); stale ones do no harm
@@ -80,6 +85,11 @@ class Simulation:
         self._progress_ns = [0] * len(replicas)
         self._open: dict[str, Arrival] = {}
         self.log = Log()
+
+    @property
+    def links(self) -> dict[tuple[str, str], Link]:
+        """Between pools, by their names; none where all replicas are whole."""
+        return {} if self._handover is None else self._handover.links
 
     def run(self) -> Log:
         """Until everything has arrived and ended.
@@ -117,9 +127,8 @@ class Simulation:
         log, now = self.log, self._clock.now_ns()
         log.first_ns = now if log.first_ns < 0 else log.first_ns
         log.last_ns = now
-        entries = [self._replicas[i] for i in self._entries]
-        i = self._entries[self._router(arrival.request, entries) if len(entries) > 1 else 0]
-        if not self._replicas[i].open_requests:
+        i = self._front.choose(arrival.request, self._entries)
+        if not self.replicas[i].open_requests:
             self._progress_ns[i] = now
         refusal = self._submit(arrival, i)
         if refusal is not None:
@@ -131,7 +140,7 @@ class Simulation:
 
     def _submit(self, arrival: Arrival, i: int) -> Refusal | None:
         """Queue a request on a replica, or only its first part, or say why not."""
-        replica, request, work = self._replicas[i], arrival.request, arrival.work
+        replica, request, work = self.replicas[i], arrival.request, arrival.work
         if self._handover is not None and replica.description.pool.role == "prefill":
             refusal = self._handover.refuses(request)
             if refusal is not None:
@@ -141,12 +150,12 @@ class Simulation:
 
     def _wake(self, i: int) -> None:
         """Look at a replica that may have more to do, unless it will be looked at when its step ends."""
-        if self._due[i] is None or self._replicas[i].engine.next_end_ns() is None:
+        if self._due[i] is None or self.replicas[i].engine.next_end_ns() is None:
             self._turn(i)
 
     def _turn(self, i: int) -> None:
         """Collect what has ended on a replica, decide what can begin, and note when to come back."""
-        replica, now = self._replicas[i], self._clock.now_ns()
+        replica, now = self.replicas[i], self._clock.now_ns()
         while True:
             ends = replica.engine.next_end_ns()
             if ends is None or ends > now:

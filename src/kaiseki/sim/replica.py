@@ -8,17 +8,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from kaiseki.core.admission import Refusal, never_runs
+from kaiseki.core.decision import I32
 from kaiseki.core.lifecycle import Ending
 from kaiseki.core.policy import Policy
+from kaiseki.core.protocols import F_CONTEXT, F_DECODES, F_SLOT, N_FEATURES
+from kaiseki.core.reasons import Outcome
 from kaiseki.core.requests import Request, ServiceClass
 from kaiseki.core.scheduler import Scheduler
 from kaiseki.core.settings import SchedulerSettings
-from kaiseki.core.table import Records
+from kaiseki.core.table import Records, State
 from kaiseki.cost.roofline import Roofline
 from kaiseki.engines.clock import VirtualClock
 from kaiseki.memory.pool import BlockPool
 from kaiseki.sim.cluster import Replica as Description
 from kaiseki.sim.engine import SimulatedEngine, Work
+from kaiseki.sim.routers import Load
 
 RETRY_NS = 1_000_000
 """When nothing could be granted though requests are open, the next look comes so much later."""
@@ -26,6 +30,12 @@ RETRY_NS = 1_000_000
 
 SENDING_RETRY_NS = 20_000_000
 """The same where KV waits to be sent: the room that this gives brings a look of its own."""
+
+
+FIRST_GUESS_TOKENS = 128.0
+"""How long outputs are taken to be before any has ended."""
+RECENT_OUTPUTS = 100
+"""Over about so many the mean length of outputs is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +78,8 @@ class SimReplica:
         for tenant, weight in weights.items():
             self.scheduler.set_tenant(tenant, weight)
         self._clock = clock
+        self._found: I32 = np.empty(0, np.int32)  # by row; empty while no request has digests
+        self._output_tokens = FIRST_GUESS_TOKENS
         self._coming = 0
         self._going = 0
 
@@ -82,6 +94,8 @@ class SimReplica:
         if refusal is None:
             self.engine.open(self.scheduler.life.ids[request.id], work)
             self._coming += request.begun is not None
+            if request.block_hashes or self._found.size:
+                self._expect_cached(request)
         return refusal
 
     def landed(self, request_id: str) -> None:
@@ -142,13 +156,50 @@ class SimReplica:
         """Requests that wait or run, or whose KV is on the way here."""
         return self.scheduler.table.open_rows - self._going
 
-    def load_ns(self) -> float:
-        """Predicted time of the prompts that are not computed yet, alone."""
-        t = self.scheduler.table
-        rows = t.running_rows()
-        running = int(np.maximum(t.prompt[rows] - t.computed[rows], 0).sum())
-        return (self.scheduler.waiting.tokens + running) * self.scheduler.life.rates[1]
+    def load(self) -> Load:
+        """What routers are told."""
+        s, now = self.scheduler, self._clock.now_ns()
+        t, rows = s.table, s.table.running_rows()
+        waiting = s.waiting.tokens
+        if self._found.size:
+            queued = np.flatnonzero(t.state == State.WAITING)
+            queued = queued[queued < self._found.size]
+            waiting -= int(self._found[queued].sum())
+        kv_tokens = self.kv.live_blocks() * self.kv.block_tokens + waiting
+        return Load(
+            at_ns=now,
+            open_requests=self.open_requests,
+            running=t.running_count,
+            prefill_tokens=waiting + int(np.maximum(t.prompt[rows] - t.computed[rows], 0).sum()),
+            context_tokens=int(t.computed[rows].sum()),
+            demand=max(
+                self.open_requests / self.description.pool.max_batch_size,
+                kv_tokens / (self.kv.total_blocks * self.kv.block_tokens),
+            ),
+            token_ns=s.life.rates[1],
+            output_tokens=self._output_tokens,
+        )
+
+    def cached_tokens(self, request: Request) -> int:
+        """Tokens of a prompt that it would not have to compute if it came now."""
+        return self.kv.prefix_tokens(request.block_hashes, request.prompt_tokens - 1)
+
+    def step_ns(self, decodes: int, context_tokens: int) -> float:
+        """Time of a step of so many decodes that read so many positions together."""
+        features = np.zeros(N_FEATURES)
+        features[F_SLOT] = 1.0
+        features[F_DECODES], features[F_CONTEXT] = decodes, context_tokens
+        return self.roofline.iteration_ns(features)
+
+    def _expect_cached(self, request: Request) -> None:
+        """Remember how much of a queued prompt is cached, for `load`."""
+        row = self.scheduler.life.ids[request.id]
+        if row >= self._found.size:
+            self._found = np.append(self._found, np.zeros(row + 1, np.int32))
+        self._found[row] = self.cached_tokens(request)
 
     def _forget(self, endings: list[Ending]) -> None:
         for ending in endings:
             self.engine.close(ending.row)
+            if ending.outcome == Outcome.COMPLETED:
+                self._output_tokens += (ending.outputs - self._output_tokens) / RECENT_OUTPUTS

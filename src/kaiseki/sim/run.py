@@ -16,12 +16,12 @@ from kaiseki.core.settings import SchedulerSettings
 from kaiseki.cost.roofline import Roofline
 from kaiseki.engines.clock import VirtualClock
 from kaiseki.sim.arrivals import Arrivals
-from kaiseki.sim.cluster import Links, Replica
+from kaiseki.sim.cluster import Links, Replica, Routers
 from kaiseki.sim.figures import policy_figures
+from kaiseki.sim.front import Front
 from kaiseki.sim.handover import Handover
 from kaiseki.sim.loop import Simulation
 from kaiseki.sim.replica import SimReplica
-from kaiseki.sim.routers import ROUTERS
 from kaiseki.work.assigning import Assigner
 from kaiseki.work.batches import Batch
 from kaiseki.work.classes import Plan
@@ -42,6 +42,7 @@ class Case:
         fleet: the replicas.
         links: what joins prefill and decode replicas, where there are any.
         router: a name in `ROUTERS`.
+        routers: how many of them there are, and how stale their knowledge is.
         seed: of shares in the plan, and of the router.
         quantum_tokens: see `SchedulerSettings`.
     """
@@ -54,6 +55,7 @@ class Case:
     seed: int = 1
     quantum_tokens: int = 16
     links: Links | None = None
+    routers: Routers = field(default_factory=Routers)
 
     def scaled(self, factor: float) -> Case:
         """The same load, arriving so many times as fast."""
@@ -79,14 +81,8 @@ def lone_prefill_s(fleet: Sequence[Replica]) -> Callable[[I32], F64]:
     return seconds
 
 
-def simulate(case: Case, policy: Policy) -> dict[str, Any]:
-    """Run a case under a policy.
-
-    Raises:
-        TraceError: the load can't be read.
-        Stuck: the policy leaves requests open for ever.
-    """
-    began = time.perf_counter()
+def build(case: Case, policy: Policy) -> Simulation:
+    """A case under a policy, ready to run."""
     clock = VirtualClock()
     plan = case.plan
     classes, weights = plan.service_classes(), plan.tenant_weights()
@@ -108,7 +104,20 @@ def simulate(case: Case, policy: Policy) -> dict[str, Any]:
     batches = Assigner(plan, lone_prefill_s(case.fleet), case.seed).stream(case.stream(case.shape))
     arrivals = Arrivals(batches, classes, list(weights), case.fleet[0].pool.block_tokens)
     handover = Handover(replicas, case.links) if case.links is not None else None
-    log = Simulation(arrivals, replicas, ROUTERS[case.router](case.seed), clock, handover).run()
-    links = handover.links if handover is not None else {}
-    figures = policy_figures(log, replicas, links, [cls.name for cls in classes], list(weights))
+    front = Front(case.router, case.seed, case.routers, replicas, handover)
+    return Simulation(arrivals, replicas, front, clock, handover)
+
+
+def simulate(case: Case, policy: Policy) -> dict[str, Any]:
+    """Run a case under a policy.
+
+    Raises:
+        TraceError: the load can't be read.
+        Stuck: the policy leaves requests open for ever.
+    """
+    began = time.perf_counter()
+    simulation = build(case, policy)
+    log = simulation.run()
+    classes, tenants = case.plan.class_names(), list(case.plan.tenant_weights())
+    figures = policy_figures(log, simulation.replicas, simulation.links, classes, tenants)
     return figures | {"budget_tokens": policy.budget_tokens, "wall_s": time.perf_counter() - began}
