@@ -479,3 +479,17 @@ class TestRows:
             pool.forget((turn * 3) % 8)
         pool._chains.audit()
         assert pool._state.chain.shape[0] <= 512
+
+
+def test_a_prefix_is_found_by_its_digests_without_a_row() -> None:
+    pool = BlockPool(8, 4)
+    digests = chain_hashes(list(range(12)), 4)
+    rows = np.zeros(1, np.int32)
+    assert pool.prefix_tokens(digests, 12) == 0
+    pool.register(0, digests[:2])
+    pool.reserve(rows, rows, rows + 8)
+    pool.commit(rows, rows + 8)
+    assert pool.prefix_tokens(digests, 12) == 8
+    assert pool.prefix_tokens(digests, 7) == 4
+    assert pool.prefix_tokens((), 12) == 0
+    pool.check()

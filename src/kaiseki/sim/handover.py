@@ -69,7 +69,7 @@ class Handover:
         """What a prefill replica is asked for; a request of one token is done there."""
         return replace(request, max_tokens=1, min_tokens=1, hands_over=request.max_tokens > 1)
 
-    def sending_ns(self, pool: str, prompt_tokens: int, bytes_per_token: int) -> float:
+    def sending_ns(self, pool: str, prompt_tokens: int, bytes_per_token: float) -> float:
         """Predicted time until KV of a prefill pool would have landed, behind all that waits there."""
         links = [link for (source, _), link in self.links.items() if source == pool]
         queued = sum(half.transfer.size_bytes for half in self._queues[pool])
