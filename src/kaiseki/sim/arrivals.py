@@ -12,6 +12,7 @@ import numpy as np
 from kaiseki.core.requests import NEVER_NS, Request, ServiceClass
 from kaiseki.sim.engine import Work
 from kaiseki.work.batches import NONE, Batch
+from kaiseki.work.scattering import scattered
 
 DIGEST_BYTES = 32
 
@@ -118,15 +119,19 @@ class Arrivals:
                 yield when, parent, delay, Arrival(position, request, Work(prompt, output), followers)
 
     def _digests(self, batch: Batch, i: int, prompt: int) -> tuple[bytes, ...]:
-        """One digest per full page of the prompt: the id of its block, and which page of it."""
+        """One digest per full page of the prompt: the id of its block, and which page of it.
+
+        Scattered, as the first bits of a digest are where the prefix index looks for it.
+        """
         ids = batch.blocks.row(i)
         pages = prompt // self._block_tokens
         if not ids.size or not pages:
             return ()
         per_block = max(batch.blocks.tokens // self._block_tokens, 1)
-        words = np.zeros((pages, DIGEST_BYTES // 8), np.int64)
+        words = np.zeros((pages, DIGEST_BYTES // 8), np.uint64)
         page = np.arange(pages)
-        words[:, 0] = ids[np.minimum(page // per_block, ids.size - 1)]
-        words[:, 1] = page  # an id stands for all before it as well, and so does the page's number
+        words[:, 1] = ids[np.minimum(page // per_block, ids.size - 1)]
+        words[:, 2] = page  # an id stands for all before it as well, and so does the page's number
+        words[:, 0] = scattered(scattered(words[:, 1]) + words[:, 2])
         data = words.tobytes()
         return tuple(data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES))

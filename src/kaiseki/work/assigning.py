@@ -13,8 +13,8 @@ from kaiseki.work import conditions
 from kaiseki.work.batches import F64, I32, I64, NONE, Batch, Bool
 from kaiseki.work.classes import Plan
 from kaiseki.work.conditions import Condition
+from kaiseki.work.scattering import scattered
 
-U64 = npt.NDArray[np.uint64]
 LonePrefill = Callable[[I32], F64]
 """Seconds, float64[n], that prompts of int32[n] tokens take alone on an idle replica with nothing cached."""
 
@@ -86,12 +86,4 @@ class Assigner:
         position = np.arange(batch.first, batch.first + len(batch))
         who = np.where(session == NONE, position, session + SESSIONS_FROM).astype(np.uint64)
         start = np.random.SeedSequence((self._seed, rule)).generate_state(1, np.uint64)
-        return (_mixed(_mixed(who) + start) >> np.uint64(11)) * np.float64(2.0**-53)
-
-
-def _mixed(bits: U64) -> U64:
-    """Each number scattered over all 64 bits (the finaliser of SplitMix64)."""
-    bits = bits + np.uint64(0x9E3779B97F4A7C15)
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))
+        return (scattered(scattered(who) + start) >> np.uint64(11)) * np.float64(2.0**-53)
