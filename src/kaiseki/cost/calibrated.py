@@ -7,16 +7,19 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 from scipy.optimize import nnls
 
 from kaiseki.core.costs import predict_ns
-from kaiseki.core.decision import F64
+from kaiseki.core.decision import F64, I64
 from kaiseki.core.jit import kernel
 from kaiseki.core.protocols import F_DECODES, F_SLOT, F_TOKENS, N_FEATURES
 from kaiseki.cost.cards import Strict
+from kaiseki.cost.linear import fit as fit_linear
 
 _FOLDS = 5
+SPREAD_AT = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
+"""Quantiles at which a profile says how measured and predicted times differ."""
 _LEAST_SAMPLES = 2 * N_FEATURES
 
 
@@ -29,6 +32,20 @@ class Bend(Strict):
 
     at_tokens: PositiveFloat
     ns_per_token: PositiveFloat
+
+
+class Host(Strict):
+    """What a server and its clients add to the engine's own times.
+
+    Attributes:
+        step_us: to every step.
+        token_us: to a step for each decode in it, whose token is detokenised, written and sent.
+        request_us: from a request's arrival until the scheduler knows of it.
+    """
+
+    step_us: NonNegativeFloat = 0.0
+    token_us: NonNegativeFloat = 0.0
+    request_us: NonNegativeFloat = 0.0
 
 
 class FitError(Strict):
@@ -46,16 +63,41 @@ class Profile(Strict):
         version: of this format.
         weights: ns per unit of each feature, in the order of `kaiseki.core.protocols.FEATURES`.
         bends: the parts that are not linear.
+        linear: ns per unit of each feature without bends, none 0: where a model starts that goes on learning.
+        host: what a server adds; nothing where only the engine was measured.
+        spread: measured over predicted time of steps, at the quantiles `SPREAD_AT`; empty if it is not known.
+        pipeline_depth: decisions that the engine takes beyond the one it executes.
+        fit_error: of `weights` and `bends`.
         samples: steps it was fitted to.
         source: what was measured, in words.
+        machine: on what.
     """
 
     version: Literal[1] = 1
+    source: str
+    machine: str = ""
     weights: tuple[NonNegativeFloat, ...] = Field(min_length=N_FEATURES, max_length=N_FEATURES)
     bends: tuple[Bend, ...]
+    linear: tuple[PositiveFloat, ...] = Field(min_length=N_FEATURES, max_length=N_FEATURES)
+    host: Host = Host()
+    spread: tuple[PositiveFloat, ...] = ()
+    pipeline_depth: int = Field(default=0, ge=0, le=1)
     fit_error: FitError
     samples: PositiveInt
-    source: str
+
+    @model_validator(mode="after")
+    def _whole_spread(self) -> Profile:
+        if self.spread and len(self.spread) != len(SPREAD_AT):
+            raise ValueError(f"spread: {len(self.spread)} numbers; must be {len(SPREAD_AT)}, or none")
+        return self
+
+    def planes(self) -> F64:
+        """float64[K, 2, N_FEATURES], ns per unit of feature: a step takes the sum of the maxima."""
+        weights = np.array([*self.weights, *(b.ns_per_token for b in self.bends)])
+        planes: F64 = _basis([b.at_tokens for b in self.bends]) * weights[:, None, None]
+        planes[F_SLOT, :, F_SLOT] += self.host.step_us * 1e3
+        planes[F_DECODES, :, F_DECODES] += self.host.token_us * 1e3
+        return planes
 
     def save(self, path: Path) -> None:
         """Write as JSON."""
@@ -80,9 +122,7 @@ class Calibrated:
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
-        bends = [(b.at_tokens, b.ns_per_token) for b in profile.bends]
-        weights = np.array([*profile.weights, *(rate for _, rate in bends)])
-        self._planes: F64 = _basis([at for at, _ in bends]) * weights[:, None, None]
+        self._planes = profile.planes()
 
     def planes(self) -> F64:
         """float64[K, 2, N_FEATURES], ns per unit of feature."""
@@ -99,13 +139,23 @@ class Calibrated:
         return float(_step_ns(self._planes, features))
 
 
-def calibrate(features: ArrayLike, measured_ns: ArrayLike, source: str) -> Profile:
+def calibrate(
+    features: ArrayLike,
+    measured_ns: ArrayLike,
+    source: str,
+    groups: ArrayLike | None = None,
+    served: ArrayLike | None = None,
+) -> Profile:
     """Fit a profile to measured steps, by non-negative least squares on the relative error.
 
     Args:
         features: float64[n, N_FEATURES], of `chunk_features`; n is 14 or more.
         measured_ns: float64[n], above 0.
         source: what was measured, in words.
+        groups: int[n]; steps of a group are much alike, so they are left out of the fit together when its
+            error is found. Without them, each step is on its own.
+        served: bool[n], steps beside a server that was busy with its clients: what they took longer is
+            `Host`'s, and the spread is theirs.
 
     Raises:
         ValueError: too few samples, other shapes, or times that are not positive.
@@ -115,16 +165,26 @@ def calibrate(features: ArrayLike, measured_ns: ArrayLike, source: str) -> Profi
         raise ValueError(f"features {x.shape} and times {y.shape}: need [n, {N_FEATURES}] and [n]")
     if len(y) < _LEAST_SAMPLES or not np.isfinite(x).all() or not (np.isfinite(y) & (y > 0)).all():
         raise ValueError(f"{len(y)} samples; need {_LEAST_SAMPLES} or more, finite, with times above 0")
+    hosted = np.zeros(len(y), np.bool_) if served is None else np.asarray(served, np.bool_)
+    apart = np.arange(len(y)) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
     bends = _bend_places(x)
-    columns = _columns(x, bends)
-    weights = _fitted(columns, y)
+    columns = np.concatenate([_columns(x, bends), x[:, [F_SLOT, F_DECODES]] * hosted[:, None]], axis=1)
+    found = _fitted(columns, y)
+    weights, host = found[:-2], found[-2:] / 1e3
+    ratio = _held_out_ratios(columns, y, apart)
+    error = np.abs(1.0 / ratio - 1)
     rates = zip(bends, weights[N_FEATURES:].tolist(), strict=True)
     return Profile(
+        source=source,
         weights=tuple(weights[:N_FEATURES].tolist()),
         bends=tuple(Bend(at_tokens=at, ns_per_token=rate) for at, rate in rates if rate > 0),
-        fit_error=_held_out_error(columns, y),
+        linear=tuple(fit_linear(x, y).tolist()),
+        host=Host(step_us=float(host[0]), token_us=float(host[1])),
+        spread=tuple(np.quantile(ratio[hosted] if hosted.any() else ratio, SPREAD_AT).tolist()),
+        fit_error=FitError(
+            median=float(np.median(error)), p90=float(np.quantile(error, 0.9)), max=float(error.max())
+        ),
         samples=len(y),
-        source=source,
     )
 
 
@@ -160,14 +220,14 @@ def _fitted(columns: F64, y: F64) -> F64:
     return np.asarray(found / scale, np.float64)
 
 
-def _held_out_error(columns: F64, y: F64) -> FitError:
-    """Every fifth sample is predicted from the others, five times."""
-    errors = np.empty(len(y))
+def _held_out_ratios(columns: F64, y: F64, groups: I64) -> F64:
+    """Measured over predicted, float64[n]: every fifth group is predicted from the others, five times."""
+    ratios = np.empty(len(y))
     for fold in range(_FOLDS):
-        out = np.arange(len(y)) % _FOLDS == fold
-        errors[out] = np.abs(columns[out] @ _fitted(columns[~out], y[~out]) / y[out] - 1)
-    median, p90 = np.quantile(errors, [0.5, 0.9])
-    return FitError(median=float(median), p90=float(p90), max=float(errors.max()))
+        out = groups % _FOLDS == fold
+        if out.any():
+            ratios[out] = y[out] / np.maximum(columns[out] @ _fitted(columns[~out], y[~out]), 1.0)
+    return ratios
 
 
 @kernel

@@ -1,82 +1,89 @@
-"""How long steps take on this machine, measured before the first request.
+"""How long steps take on this machine, measured on an engine that serves nobody else meanwhile.
 
-A few made-up requests run through a scheduler of their own in chunks and batches of different sizes; a
-non-negative least-squares fit of the step times is where the online cost model starts from.
+Made-up requests run through a scheduler of their own, in batches and chunks of different sizes. What a server
+measures before its first request is where its online cost model starts; `kaiseki calibrate` measures more.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
 import numpy as np
-from scipy.optimize import nnls
 
 from kaiseki.core.decision import F64
-from kaiseki.core.protocols import F_SLOT, N_FEATURES, Capabilities, Engine, KVSpace
+from kaiseki.core.protocols import Capabilities, Engine, KVSpace
 from kaiseki.core.requests import Request
 from kaiseki.core.scheduler import Scheduler
 from kaiseki.core.settings import SchedulerSettings
+from kaiseki.cost.linear import GUESS_NS, fit
+from kaiseki.cost.online import FixedLinear
 from kaiseki.engines.driver import Driver
 from kaiseki.engines.embedded.work import GenerationWork, SamplingParams
+from kaiseki.engines.logged import LoggedEngine, Steps
 from kaiseki.policies.fcfs import Fcfs
 
-GUESS_NS = np.array([1e6, 1e5, 1e5, 1e5, 1e2, 1e1, 1e1])
-"""Only to have some model while measuring; the scheduling does not depend on it."""
 
-ROUNDS = ((1, 256, 256, 6), (4, 64, 64, 6), (8, 16, 128, 6), (2, 192, 32, 2), (1, 96, 96, 2))
-"""(requests, prompt tokens, token budget of a slot, output tokens) of each round."""
+class Group(NamedTuple):
+    """Requests that are alike: how many, and their lengths in tokens."""
 
-LEAST_SHARE = 1e-3
-"""A term that the fit finds no time for keeps this part of a typical step, so that it can be learnt."""
+    requests: int
+    prompt: int
+    output: int
 
 
-class _Recorder:
-    """A cost model that only writes down what it is told."""
+class Round(NamedTuple):
+    """Groups of requests that come at once, in this order, under a token budget per step."""
 
-    def __init__(self) -> None:
-        self.features: list[F64] = []
-        self.measured: list[int] = []
+    budget: int
+    groups: tuple[Group, ...]
 
-    def planes(self) -> F64:
-        return GUESS_NS.reshape(1, 1, -1)
 
-    def headroom(self) -> float:
-        return 1.0
-
-    def observe(self, features: F64, measured_ns: int) -> None:
-        self.features.append(features.copy())
-        self.measured.append(measured_ns)
+START = (
+    Round(256, (Group(1, 256, 6),)),
+    Round(64, (Group(4, 64, 6),)),
+    Round(128, (Group(8, 16, 6),)),
+    Round(32, (Group(2, 192, 2),)),
+    Round(96, (Group(1, 96, 2),)),
+)
+"""What a server measures before its first request, in a few seconds."""
 
 
 def step_weights(engine: Engine, pool: KVSpace, capabilities: Capabilities) -> F64:
     """float64[N_FEATURES], ns per unit of feature; the pool and the engine are left empty."""
-    recorder = _Recorder()
+    steps = [found for _, found in measure(engine, pool, capabilities, START)]
+    features = np.concatenate([s.features for s in steps])
+    return fit(features, np.concatenate([s.took_ns for s in steps]).astype(np.float64))
+
+
+def measure(
+    engine: Engine, pool: KVSpace, capabilities: Capabilities, rounds: Iterable[Round]
+) -> Iterator[tuple[Round, Steps]]:
+    """Run one round after the other, each cut to what pool and context hold.
+
+    The scheduling depends on no cost model: first come, first served within the budget.
+    """
     rng = np.random.default_rng(0)
     room = min(capabilities.max_context_tokens, pool.total_blocks * pool.block_tokens)
-    for number, (requests, prompt, budget, output) in enumerate(ROUNDS):
-        prompt = max(1, min(prompt, room // requests - output - pool.block_tokens))
-        output = min(output, room - prompt)
-        if output < 1:
-            continue
-        policy = Fcfs(budget_tokens=budget)
+    for number, given in enumerate(rounds):
+        each = room // sum(group.requests for group in given.groups) - pool.block_tokens
+        fitting = Round(given.budget, tuple(_cut(group, each) for group in given.groups))
         settings = SchedulerSettings(watermark_ratio=1.0)
-        driver = Driver(Scheduler(policy, pool, recorder, capabilities, settings), engine)
-        sampling = SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
-        for i in range(requests):
-            ids = rng.integers(1, 100, prompt).tolist()
-            request = Request(f"measure-{number}-{i}", prompt, output)
-            driver.submit(request, GenerationWork(ids, sampling), lambda update: None)
+        cost = FixedLinear(GUESS_NS)
+        scheduler = Scheduler(Fcfs(budget_tokens=given.budget), pool, cost, capabilities, settings)
+        logged = LoggedEngine(engine, scheduler.table)
+        driver = Driver(scheduler, logged)
+        for k, group in enumerate(fitting.groups):
+            sampling = SamplingParams(max_tokens=group.output, temperature=0.0, ignore_eos=True)
+            for i in range(group.requests):
+                ids = rng.integers(1, 100, group.prompt).tolist()
+                request = Request(f"measure-{number}-{k}-{i}", group.prompt, group.output)
+                driver.submit(request, GenerationWork(ids, sampling), lambda update: None)
         driver.run_until_idle()
-    return fit(np.array(recorder.features), np.array(recorder.measured, np.float64))
+        yield fitting, logged.steps()
 
 
-def fit(features: F64, measured_ns: F64) -> F64:
-    """Weights, all above 0, that make relative errors small."""
-    if not features.size:
-        return GUESS_NS.copy()
-    weights, _ = nnls(features / measured_ns[:, None], np.ones(len(measured_ns)))
-    typical = float(np.median(measured_ns))
-    used = features.max(axis=0)
-    least = np.where(used > 0, LEAST_SHARE * typical / np.maximum(used, 1.0), GUESS_NS)
-    least[F_SLOT] = max(least[F_SLOT], LEAST_SHARE * typical)
-    assert weights.shape == (N_FEATURES,)
-    fitted: F64 = np.maximum(weights, least)
-    return fitted
+def _cut(group: Group, tokens: int) -> Group:
+    """The group with prompts so short that prompt and output have at most so many tokens."""
+    output = max(1, min(group.output, tokens - 1))
+    return Group(group.requests, max(1, min(group.prompt, tokens - output)), output)

@@ -42,31 +42,35 @@ class Arrivals:
         batches: assigned to classes and tenants.
         classes, tenants: what `class_index` and `tenant_index` point to.
         block_tokens: tokens per page, for digests of shared prefixes.
+        intake_ns: how long after its arrival the scheduler gets to know of a request.
     """
 
     def __init__(
-        self, batches: Iterable[Batch], classes: list[ServiceClass], tenants: list[str], block_tokens: int
+        self,
+        batches: Iterable[Batch],
+        classes: list[ServiceClass],
+        tenants: list[str],
+        block_tokens: int,
+        intake_ns: int = 0,
     ) -> None:
         self._stream = self._requests(batches)
         self._classes = classes
         self._tenants = tenants
         self._block_tokens = block_tokens
+        self._intake_ns = intake_ns
         self._next = next(self._stream, None)
         self._due: list[tuple[int, int, Arrival]] = []  # followers whose parent has ended
         self._held: dict[int, list[tuple[int, int, Arrival]]] = {}
         self._ended: dict[int, tuple[int, int]] = {}  # position -> (time, followers still to come)
 
     def next_ns(self) -> int | None:
-        """When the next request arrives; None when no more can until something ends."""
-        self._hold_followers()
-        times = [self._due[0][0]] if self._due else []
-        if self._next is not None:
-            times.append(self._next[0])
-        return min(times, default=None)
+        """When the next request is taken in; None when no more can until something ends."""
+        arrives = self._arrives_ns()
+        return None if arrives is None else arrives + self._intake_ns
 
     def pop(self) -> Arrival:
         """The next request; its `arrival_ns` is the time at which it comes."""
-        due = self.next_ns()
+        due = self._arrives_ns()
         if self._due and self._due[0][0] == due:
             when, _, arrival = heapq.heappop(self._due)
             return arrival._replace(request=replace(arrival.request, arrival_ns=when))
@@ -82,6 +86,13 @@ class Arrivals:
             heapq.heappush(self._due, (max(earliest, now + delay), arrival.position, arrival))
         if followers > len(held):
             self._ended[position] = now, followers - len(held)
+
+    def _arrives_ns(self) -> int | None:
+        self._hold_followers()
+        times = [self._due[0][0]] if self._due else []
+        if self._next is not None:
+            times.append(self._next[0])
+        return min(times, default=None)
 
     def _hold_followers(self) -> None:
         """Put aside requests at the head of the stream that wait for another one."""

@@ -7,13 +7,19 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import Field, ValidationError
 
+from kaiseki.core.protocols import CostModel
+from kaiseki.cost.calibrated import Profile
 from kaiseki.cost.capacity import DoesNotFit, kv_blocks
 from kaiseki.cost.cards import load_card
 from kaiseki.cost.catalogue import UnknownName
 from kaiseki.cost.deployment import Deployment, HostTime
 from kaiseki.cost.hf_config import load_model
+from kaiseki.cost.online import OnlineLinear
+from kaiseki.cost.profiled import Profiled
+from kaiseki.cost.roofline import Roofline
 from kaiseki.sections import (
     ConfigError,
     Name,
@@ -28,6 +34,7 @@ from kaiseki.sections import (
 
 SHIPPED = Shipped(resources.files("kaiseki.sim") / "clusters")
 Count = Annotated[int, Field(ge=1, le=100_000)]
+Limit = Annotated[int, Field(ge=0)]
 BLOCK_TOKENS = 16
 
 
@@ -46,6 +53,9 @@ class Pool(Section):
     kv_blocks: Count | None = None
     max_batch_size: Count = 256
     max_step_tokens: Count = 8192
+    max_waiting: Limit = 0
+    max_waiting_tokens: Limit = 0
+    profile: Annotated[str | None, Field(min_length=1)] = None
 
 
 class Links(Section):
@@ -93,15 +103,27 @@ class Replica:
     Attributes:
         pool: whose replica it is.
         deployment: model, card and split.
+        profile: measured step times, in place of the deployment's roofline.
+        timing: how long its steps take.
         blocks: KV blocks of its pool.
+
+    Raises:
+        DoesNotFit: the model leaves no room for KV.
+        ValueError: there is a profile, and several stages.
     """
 
-    def __init__(self, pool: Pool, deployment: Deployment) -> None:
+    def __init__(self, pool: Pool, deployment: Deployment, profile: Profile | None = None) -> None:
         self.pool = pool
         self.deployment = deployment
+        self.profile = profile
+        self.timing = Roofline(deployment) if profile is None else Profiled(deployment, profile)
         self.blocks = pool.kv_blocks or kv_blocks(
             deployment, pool.block_tokens, pool.max_step_tokens, pool.max_batch_size
         )
+
+    def cost_model(self) -> CostModel:
+        """What the scheduler believes of step times: all of the roofline, or what it learns as it goes."""
+        return self.timing if self.profile is None else OnlineLinear(np.array(self.profile.linear))
 
 
 def shipped() -> list[str]:
@@ -188,11 +210,31 @@ def _replicas(model: str, pool: Pool) -> Iterator[Replica]:
         shape = load_model(model)
     except (UnknownName, OSError, ValueError) as error:
         raise ConfigError([Problem("model", model, str(error))]) from None
+    profile = _profile(pool)
     try:
         host = HostTime(base_us=pool.host_ms * 1e3)
-        replica = Replica(pool, Deployment(shape, card, pool.tp, pool.pp, host))
+        replica = Replica(pool, Deployment(shape, card, pool.tp, pool.pp, host), profile)
     except DoesNotFit as error:
         raise ConfigError([Problem("card", pool.card, str(error))]) from None
     except ValueError as error:
         raise ConfigError([Problem("tp", pool.tp, str(error))]) from None
     return (replica for _ in range(count))
+
+
+def _profile(pool: Pool) -> Profile | None:
+    if pool.profile is None:
+        return None
+    wrong = ""
+    if pool.pp > 1:
+        wrong = f"is of one pass through the model, so pp must be 1, not {pool.pp}"
+    if pool.host_ms:
+        wrong = "has the host's time in it, so host_ms must be left out"
+    if wrong:
+        raise ConfigError([Problem("profile", pool.profile, wrong)])
+    try:
+        return Profile.load(Path(pool.profile))
+    except OSError as error:
+        text = f"{error.strerror}; `kaiseki calibrate` writes one"
+        raise ConfigError([Problem("profile", pool.profile, text)]) from None
+    except ValueError as error:
+        raise ConfigError([Problem("profile", pool.profile, str(error))]) from None

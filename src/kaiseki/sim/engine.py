@@ -1,7 +1,8 @@
 """An `Engine` that computes nothing: steps take what the cost model says, on a virtual clock.
 
 With pipeline stages several decisions are under way at once, each in another stage; a stage begins the next
-when it has passed the last one on.
+when it has passed the last one on. An engine that takes decisions ahead begins each when the one before it
+has ended.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from kaiseki.core.decision import F64, I8, I32, I64, Bool, Decision, StepResult
 from kaiseki.core.jit import kernel
 from kaiseki.core.protocols import N_FEATURES, Capabilities
 from kaiseki.core.reasons import Finish
+from kaiseki.cost.profiled import Spread
 from kaiseki.cost.roofline import Roofline, one_modelled_ns
 from kaiseki.engines.clock import VirtualClock
 
@@ -55,6 +57,8 @@ class SimulatedEngine:
         roofline: how long steps take.
         clock: moved on by whoever drives the simulation, never by the engine.
         max_context_tokens, max_step_tokens: see `Capabilities`.
+        ahead: decisions taken before the one under way has ended, of the same rows too; one stage only.
+        spread: how much longer than `roofline` says steps take.
     """
 
     def __init__(
@@ -63,13 +67,16 @@ class SimulatedEngine:
         clock: VirtualClock,
         max_context_tokens: int = 1 << 20,
         max_step_tokens: int = 8192,
+        ahead: int = 0,
+        spread: Spread | None = None,
     ) -> None:
         self._roofline = roofline
         self._clock = clock
+        self._spread = spread
         stages = roofline.deployment.pp
         self._capabilities = Capabilities(
-            depth=stages - 1,
-            placeholders=False,
+            depth=ahead or stages - 1,
+            placeholders=ahead > 0,
             max_context_tokens=max_context_tokens,
             max_step_tokens=max_step_tokens,
         )
@@ -85,13 +92,13 @@ class SimulatedEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        """One decision per pipeline stage, of disjoint rows."""
+        """One decision per pipeline stage, of disjoint rows, or some ahead."""
         return self._capabilities
 
     @property
     def free_ns(self) -> int:
-        """When the first stage can begin a step."""
-        return int(self._busy_until[0])
+        """When the engine takes a decision: as soon as the first stage can begin it, or ahead of that."""
+        return 0 if self._capabilities.placeholders else int(self._busy_until[0])
 
     def open(self, row: int, work: Work) -> None:
         """Learn how long the request is."""
@@ -116,9 +123,10 @@ class SimulatedEngine:
             decision.rows, decision.tokens, decision.starts, decision.samples,
             self._prompts, self._left, finish, features,
         )  # fmt: skip
-        started = at = max(self._clock.now_ns(), self.free_ns)
+        started = at = max(self._clock.now_ns(), int(self._busy_until[0]))
+        longer = 1.0 if self._spread is None else self._spread.draw()
         for stage, terms in enumerate(self._stages):
-            took = int(one_modelled_ns(terms, self._roofline.routing, features))
+            took = int(one_modelled_ns(terms, self._roofline.routing, features) * longer)
             at = max(at, int(self._busy_until[stage])) + took
             self._busy_until[stage] = at
             self.busy_ns += took

@@ -17,7 +17,7 @@ from kaiseki.core.requests import Request, ServiceClass
 from kaiseki.core.scheduler import Scheduler
 from kaiseki.core.settings import SchedulerSettings
 from kaiseki.core.table import Records, State
-from kaiseki.cost.roofline import Roofline
+from kaiseki.cost.profiled import Spread
 from kaiseki.engines.clock import VirtualClock
 from kaiseki.memory.pool import BlockPool
 from kaiseki.sim.cluster import Replica as Description
@@ -56,6 +56,7 @@ class SimReplica:
         classes: in the order in which figures are kept.
         weights: share of each tenant, in that order.
         clock: of the whole simulation.
+        seed: of how much longer than predicted steps take, where a profile says so.
     """
 
     def __init__(
@@ -66,13 +67,21 @@ class SimReplica:
         classes: Sequence[ServiceClass],
         weights: dict[str, float],
         clock: VirtualClock,
+        seed: int = 1,
     ) -> None:
-        pool = description.pool
+        pool, profile = description.pool, description.profile
         self.description = description
-        self.roofline = Roofline(description.deployment)
-        self.engine = SimulatedEngine(self.roofline, clock, max_step_tokens=pool.max_step_tokens)
+        self.engine = SimulatedEngine(
+            description.timing,
+            clock,
+            max_step_tokens=pool.max_step_tokens,
+            ahead=profile.pipeline_depth if profile is not None else 0,
+            spread=Spread(profile, seed) if profile is not None else None,
+        )
         self.kv = BlockPool(description.blocks, pool.block_tokens, pool.max_batch_size)
-        self.scheduler = Scheduler(policy, self.kv, self.roofline, self.engine.capabilities, settings)
+        self.scheduler = Scheduler(
+            policy, self.kv, description.cost_model(), self.engine.capabilities, settings
+        )
         for cls in classes:  # so that indices are the same everywhere
             self.scheduler.life.class_index(cls)
         for tenant, weight in weights.items():

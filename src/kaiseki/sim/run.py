@@ -13,7 +13,6 @@ from kaiseki.core.decision import F64, I32
 from kaiseki.core.policy import Policy
 from kaiseki.core.protocols import F_CHUNKS, F_PAIRS, F_SLOT, F_TOKENS, N_FEATURES
 from kaiseki.core.settings import SchedulerSettings
-from kaiseki.cost.roofline import Roofline
 from kaiseki.engines.clock import VirtualClock
 from kaiseki.sim.arrivals import Arrivals
 from kaiseki.sim.cluster import Links, Replica, Routers
@@ -69,14 +68,14 @@ class Case:
 
 def lone_prefill_s(fleet: Sequence[Replica]) -> Callable[[I32], F64]:
     """Seconds that prompts take alone on an idle replica of the first kind, in one step."""
-    roofline = Roofline(fleet[0].deployment)
+    timing = fleet[0].timing
 
     def seconds(prompt_tokens: I32) -> F64:
         n = prompt_tokens.astype(np.float64)
         features = np.zeros((n.size, N_FEATURES))
         features[:, F_SLOT] = features[:, F_CHUNKS] = 1.0
         features[:, F_TOKENS], features[:, F_PAIRS] = n, n * (n + 1.0) / 2.0
-        return roofline.iterations_ns(features) / 1e9
+        return timing.iterations_ns(features) / 1e9
 
     return seconds
 
@@ -94,15 +93,20 @@ def build(case: Case, policy: Policy) -> Simulation:
                 max_batch_size=description.pool.max_batch_size,
                 max_slot_tokens=description.pool.max_step_tokens,
                 quantum_tokens=case.quantum_tokens,
+                max_waiting=description.pool.max_waiting,
+                max_waiting_tokens=description.pool.max_waiting_tokens,
             ),
             classes,
             weights,
             clock,
+            case.seed + i,
         )
-        for description in case.fleet
+        for i, description in enumerate(case.fleet)
     ]
     batches = Assigner(plan, lone_prefill_s(case.fleet), case.seed).stream(case.stream(case.shape))
-    arrivals = Arrivals(batches, classes, list(weights), case.fleet[0].pool.block_tokens)
+    entry = case.fleet[0]
+    intake_ns = round(entry.profile.host.request_us * 1e3) if entry.profile is not None else 0
+    arrivals = Arrivals(batches, classes, list(weights), entry.pool.block_tokens, intake_ns)
     handover = Handover(replicas, case.links) if case.links is not None else None
     front = Front(case.router, case.seed, case.routers, replicas, handover)
     return Simulation(arrivals, replicas, front, clock, handover)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kaiseki.core.protocols import F_CHUNKS, F_DECODES, F_SLOT, F_TOKENS, N_FEATURES
-from kaiseki.server.measure import GUESS_NS, fit
+from kaiseki.cost.linear import GUESS_NS, fit
 
 
 def test_fit_finds_the_weights_that_made_the_times() -> None:
