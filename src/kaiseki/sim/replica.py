@@ -198,7 +198,7 @@ class SimReplica:
         features = np.zeros(N_FEATURES)
         features[F_SLOT] = 1.0
         features[F_DECODES], features[F_CONTEXT] = decodes, context_tokens
-        return self.roofline.iteration_ns(features)
+        return self.description.timing.iteration_ns(features)
 
     def _expect_cached(self, request: Request) -> None:
         """Remember how much of a queued prompt is cached, for `load`."""
