@@ -13,6 +13,7 @@ import typer
 from kaiseki import __version__
 from kaiseki.commands.advise import advise
 from kaiseki.commands.bench import bench
+from kaiseki.commands.calibrate import calibrate
 from kaiseki.commands.check import check
 from kaiseki.commands.common import Command
 from kaiseki.commands.demo import demo
@@ -28,7 +29,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, pull, check, explain, demo, sim, advise):
+for command in (serve, pull, check, explain, demo, calibrate, sim, advise):
     app.command(cls=Command)(command)
 app.add_typer(bench, name="bench")
 

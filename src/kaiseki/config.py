@@ -81,7 +81,8 @@ class Engine(Section):
 
     A request goes on after at most `max_retries` errors of the engine that may be retried; this and what
     is done about an engine that keeps failing is told in `Recovery`. With
-    `own_process` the model runs in a process apart from the HTTP server's.
+    `own_process` the model runs in a process apart from the HTTP server's. `profile` is a file of
+    `kaiseki calibrate`: its step times are expected until others are seen, and none measured at the start.
     """
 
     model: Annotated[str, Field(min_length=1)] = "smollm2-135m-instruct"
@@ -95,6 +96,7 @@ class Engine(Section):
     failing_steps: Limit = 5
     probe_s: Positive = 1.0
     own_process: bool = True
+    profile: Annotated[str | None, Field(min_length=1)] = None
 
 
 class Tenant(Section):

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError, model_validator
 from scipy.optimize import nnls
 
 from kaiseki.core.costs import predict_ns
@@ -111,7 +111,11 @@ class Profile(Strict):
             OSError: the file cannot be read.
             ValueError: it is no such profile; the message names what is wrong.
         """
-        return cls.model_validate_json(path.read_text("utf-8"))
+        try:
+            return cls.model_validate_json(path.read_text("utf-8"))
+        except ValidationError as error:
+            wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+            raise ValueError(f"no profile: {'; '.join(w.removeprefix(': ') for w in wrong)}") from None
 
 
 class Calibrated:

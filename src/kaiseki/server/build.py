@@ -14,6 +14,7 @@ from kaiseki import config
 from kaiseki.config import Settings
 from kaiseki.core.requests import Request
 from kaiseki.core.scheduler import Scheduler
+from kaiseki.cost.calibrated import Profile
 from kaiseki.cost.online import OnlineLinear
 from kaiseki.engines.driver import Driver
 from kaiseki.engines.embedded import EmbeddedEngine, EngineDied, ProcessEngine, UnsupportedModel
@@ -89,20 +90,21 @@ def build(settings: Settings, progress: Progress = quiet, child: Child | None = 
         child: a process for the engine that was started before, for `engine.own_process`.
 
     Raises:
-        SetupError: no such model, it is not supported, or the pool does not fit.
+        SetupError: no such model or profile, the model is not supported, or the pool does not fit.
         ConfigError: the policy can't be made.
     """
     policy = config.policy(settings)
+    profile = _profile(settings)
     engine, pool = _engine(settings, progress, child)
-    progress("warming up and measuring step times", 0, 0)
+    progress("warming up" if profile is not None else "warming up and measuring step times", 0, 0)
     engine.warm_up()
     scheduling = settings.scheduler_settings()
     capabilities = engine.capabilities
     if settings.engine.max_context is not None:
         context = min(capabilities.max_context_tokens, settings.engine.max_context)
         capabilities = replace(capabilities, max_context_tokens=context)
-    cost = OnlineLinear(step_weights(engine, pool, capabilities))
-    scheduler = Scheduler(policy, pool, cost, capabilities, scheduling)
+    weights = step_weights(engine, pool, capabilities) if profile is None else np.array(profile.linear)
+    scheduler = Scheduler(policy, pool, OnlineLinear(weights), capabilities, scheduling)
     for name, tenant in settings.tenants.items():
         scheduler.set_tenant(name, tenant.weight)
     name = Path(settings.engine.model).name.removesuffix(".gguf")
@@ -118,6 +120,18 @@ def probe() -> tuple[Request, GenerationWork]:
     """The smallest request there is, to try an engine that failed on everything; see `Driver`."""
     sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
     return Request("kaiseki-probe", 1, 1, tenant="kaiseki-probe"), GenerationWork((0,), sampling)
+
+
+def _profile(settings: Settings) -> Profile | None:
+    path = settings.engine.profile
+    if path is None:
+        return None
+    try:
+        return Profile.load(Path(path))
+    except OSError as error:
+        raise SetupError(f"engine.profile: {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise SetupError(f"engine.profile: {path}: {error}") from error
 
 
 def _engine(settings: Settings, progress: Progress, child: Child | None) -> tuple[LocalEngine, BlockPool]:

@@ -1,0 +1,1 @@
+"""How long steps take: measured here, read from another engine's benchmark, or from published tables."""
