@@ -182,7 +182,8 @@ def simulated(scene: Scene, run: list[Record], seed: int) -> dict[str, Any]:
     def stream(shape: Shape) -> Iterator[Batch]:
         return shape.apply([batch])
 
-    case = Case(stream, plan(scene), cluster.fleet(described), seed=seed, quantum_tokens=QUANTUM_TOKENS)
+    fleet = cluster.fleet(described)
+    case = Case(stream, plan(scene), fleet, seed=seed, quantum_tokens=QUANTUM_TOKENS, exact_outputs=True)
     found = simulate(case, load_policy(scene.policy))
     kept = {"all": found, **found["classes"]}
     return {

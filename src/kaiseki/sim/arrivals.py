@@ -43,6 +43,7 @@ class Arrivals:
         classes, tenants: what `class_index` and `tenant_index` point to.
         block_tokens: tokens per page, for digests of shared prefixes.
         intake_ns: how long after its arrival the scheduler gets to know of a request.
+        exact_outputs: the scheduler knows that there will be no fewer tokens, as with `ignore_eos`.
     """
 
     def __init__(
@@ -52,12 +53,14 @@ class Arrivals:
         tenants: list[str],
         block_tokens: int,
         intake_ns: int = 0,
+        exact_outputs: bool = False,
     ) -> None:
         self._stream = self._requests(batches)
         self._classes = classes
         self._tenants = tenants
         self._block_tokens = block_tokens
         self._intake_ns = intake_ns
+        self._exact_outputs = exact_outputs
         self._next = next(self._stream, None)
         self._due: list[tuple[int, int, Arrival]] = []  # followers whose parent has ended
         self._held: dict[int, list[tuple[int, int, Arrival]]] = {}
@@ -124,6 +127,7 @@ class Arrivals:
                     tenant=self._tenants[tenant],
                     cls=self._classes[cls],
                     arrival_ns=when,
+                    min_tokens=output if self._exact_outputs else 1,
                     block_hashes=self._digests(batch, i, prompt),
                     ttft_ns=None if ttft >= NEVER_NS else ttft,
                 )

@@ -44,6 +44,7 @@ class Case:
         routers: how many of them there are, and how stale their knowledge is.
         seed: of shares in the plan, and of the router.
         quantum_tokens: see `SchedulerSettings`.
+        exact_outputs: requests say how long their outputs are, as with `ignore_eos`.
     """
 
     stream: Stream
@@ -55,6 +56,7 @@ class Case:
     quantum_tokens: int = 16
     links: Links | None = None
     routers: Routers = field(default_factory=Routers)
+    exact_outputs: bool = False
 
     def scaled(self, factor: float) -> Case:
         """The same load, arriving so many times as fast."""
@@ -106,7 +108,9 @@ def build(case: Case, policy: Policy) -> Simulation:
     batches = Assigner(plan, lone_prefill_s(case.fleet), case.seed).stream(case.stream(case.shape))
     entry = case.fleet[0]
     intake_ns = round(entry.profile.host.request_us * 1e3) if entry.profile is not None else 0
-    arrivals = Arrivals(batches, classes, list(weights), entry.pool.block_tokens, intake_ns)
+    arrivals = Arrivals(
+        batches, classes, list(weights), entry.pool.block_tokens, intake_ns, case.exact_outputs
+    )
     handover = Handover(replicas, case.links) if case.links is not None else None
     front = Front(case.router, case.seed, case.routers, replicas, handover)
     return Simulation(arrivals, replicas, front, clock, handover)
