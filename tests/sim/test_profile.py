@@ -11,11 +11,13 @@ import pytest
 from tests.sim.loads import PLAN
 from tests.sim.running import run_all, without_wall
 
+from kaiseki.core.requests import ServiceClass
 from kaiseki.cost.calibrated import FitError, Host, Profile
 from kaiseki.cost.online import OnlineLinear
 from kaiseki.policies.registry import load as policy
 from kaiseki.sections import ConfigError
 from kaiseki.sim import cluster
+from kaiseki.sim.arrivals import Arrivals
 from kaiseki.sim.run import Case, simulate
 from kaiseki.work import classes
 from kaiseki.work.batches import Batch
@@ -119,6 +121,15 @@ def test_a_queue_with_a_limit_refuses(tmp_path: Path) -> None:
     figures = simulate(crowd, policy("fcfs"))
     assert figures["refused"] == 54  # the first began at once
     assert figures["completed"] == 6
+
+
+def test_requests_may_say_how_long_their_outputs_are() -> None:
+    given = (batch([5.0], output=7), [ServiceClass()], ["default"], 16)
+    told = Arrivals([given[0]], *given[1:], intake_ns=2 * MS, exact_outputs=True)
+    assert told.next_ns() == 7 * MS
+    request = told.pop().request
+    assert request.min_tokens == 7 and request.arrival_ns == 5 * MS
+    assert Arrivals([given[0]], *given[1:]).pop().request.min_tokens == 1
 
 
 @pytest.mark.parametrize(
