@@ -9,7 +9,7 @@ import pytest
 from tests.harness import LARGE, MS, SMALL, START_NS, Bench, check_consistent, hashes, job, prompt_ids
 
 from kaiseki.core.decision import Decision, StepResult
-from kaiseki.core.lifecycle import Ending
+from kaiseki.core.endings import Ending
 from kaiseki.core.protocols import Capabilities, OutOfBlocks
 from kaiseki.core.reasons import Outcome, Reason
 from kaiseki.core.requests import Begun, OnLate, Request, ServiceClass

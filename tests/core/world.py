@@ -15,8 +15,8 @@ import numpy as np
 from tests.core.books import SLOWEST, Books
 from tests.harness import MS, SMALL, START_NS, Job, KVCheckingEngine, Named, hashes, job, naming, prompt_ids
 
-from kaiseki.core.decision import Cutoff, Decision, StepResult
-from kaiseki.core.lifecycle import Ending
+from kaiseki.core.decision import Decision, StepResult
+from kaiseki.core.endings import Ending
 from kaiseki.core.policy import Policy
 from kaiseki.core.protocols import Capabilities, CostModel
 from kaiseki.core.reasons import Event
@@ -130,7 +130,7 @@ class World:
         )
         self.clients: dict[str, Client] = {}
         self.flights: deque[Flight] = deque()
-        self.cutoffs: dict[int, Cutoff] = {}
+        self.cutoffs: dict[int, tuple[float, ...]] = {}
         self.before = Before()
         self.champion: Client | None = None
         self.champion_idle = 0
@@ -209,7 +209,7 @@ class World:
         decision = s.decide(self.clock.now_ns(), work_limit)
         self._take_endings()
         records, cutoffs = s.trace.drain()
-        self.cutoffs.update((c.tenant, c) for c in cutoffs)
+        self.cutoffs.update(zip(cutoffs["tenant"].tolist(), cutoffs.tolist(), strict=True))
         stopped = [self.of_row(int(row)) for row in decision.preempted]
         noted = np.isin(records["event"], FORCED)
         assert sorted(int(s.table.seq[c.row]) for c in stopped) == sorted(records["seq"][noted].tolist())

@@ -42,8 +42,8 @@ MUTANTS = (
     Mutant(
         "the epoch goes on when a row is recycled",
         "core/table.py",
-        "epochs = self.epoch[rows] + 1",
-        "epochs = self.epoch[rows] * 0",
+        'epoch = records[rows[i]]["epoch"] + 1',
+        'epoch = records[rows[i]]["epoch"] * 0',
         (QUEUES, MACHINE),
     ),
     Mutant(

@@ -10,11 +10,10 @@ from tests.conformance.workloads import Workload, workloads
 from tests.harness import MS, START_NS, Bench, S, job
 from tests.observe.waits import Watch, longest_slot_ns
 
-from kaiseki.core.decision import Cutoff
 from kaiseki.core.reasons import Event, Outcome, Reason
 from kaiseki.core.requests import ServiceClass
 from kaiseki.core.settings import SchedulerSettings
-from kaiseki.core.trace import Trace
+from kaiseki.core.trace import CUTOFF, Trace
 from kaiseki.observe.explain import explain
 from kaiseki.observe.history import History, Story
 
@@ -118,8 +117,8 @@ def told_of(history: History, notes: list[tuple[int, Event, Reason]], cuts: dict
         for at, event, reason in notes:
             if at == t:
                 trace.note(slot, t * MS, np.array([7]), event, reason)
-        cutoffs = [Cutoff(slot, 0, 0.0, -1, cuts[t], 0.0)] if t in cuts else []
-        history.slot(slot, t * MS, trace.drain()[0], cutoffs)
+        cut = [(slot, t * MS, 0, 0.0, -1, cuts[t], 0.0)] if t in cuts else []
+        history.slot(slot, t * MS, trace.drain()[0], np.array(cut, CUTOFF))
     told = explain(history, "r", now_ns=100 * MS)
     assert told is not None
     return {w["reason"]: w["ms"] for w in told["waits"]}

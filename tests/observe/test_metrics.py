@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kaiseki.core.applying import TOKEN
-from kaiseki.core.lifecycle import Ending
+from kaiseki.core.endings import Ending
 from kaiseki.core.reasons import Finish, Outcome, Reason
 from kaiseki.observe.exposition import expose
 from kaiseki.observe.metrics import GAP_S, Bins

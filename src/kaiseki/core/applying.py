@@ -7,23 +7,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from kaiseki.core.decision import I8, I32, Bool, StepResult
-from kaiseki.core.jit import kernel
+from kaiseki.core.jit import inlined, kernel
 from kaiseki.core.lifecycle import Lifecycle
 from kaiseki.core.reasons import Event, Finish, Outcome, Reason
 from kaiseki.core.starting import InFlight, recharge
-from kaiseki.core.table import Records, State
+from kaiseki.core.table import Record, Records, State
 
 _RUNNING = int(State.RUNNING)
-
-# What became of a chunk.
-STALE = 0  # its request was stopped or ended meanwhile
-WORKED = 1
-FIRST = 2  # worked, and gave the first token
-LATER = 3  # worked, and gave further tokens
-FAILED = 4
+_FIRST_TOKEN, _NONE = int(Event.FIRST_TOKEN), int(Reason.NONE)
+_FINISH = tuple(Finish(f) or Finish.LENGTH for f in range(len(Finish)))
+"""How a request ended when the engine says this of its last token: NONE means it has all its tokens."""
 
 TOKEN = np.dtype(
     [
+        ("seq", np.int64),
         ("tenant", np.int32),
         ("cls", np.int32),
         ("first", np.bool_),  # the request's first, `ns` since its arrival; otherwise since its last token
@@ -46,6 +43,24 @@ class Applied:
     tokens: Records
 
 
+@inlined
+def take_tokens(row: Record, count: int, now: int, token: Records) -> None:
+    """A row has more tokens, as of `now`; `token` is a TOKEN that says how long they took."""
+    first = row["outputs"] == 0
+    gap = now - (row["arrival_ns"] if first else row["last_token_ns"])
+    if first:
+        row["first_token_ns"] = now
+    else:
+        row["late_gaps"] += gap > row["tbt_ns"]
+    row["outputs"] += count
+    row["last_token_ns"] = now
+    token["seq"] = row["seq"]
+    token["tenant"] = row["tenant"]
+    token["cls"] = row["cls"]
+    token["first"] = first
+    token["ns"] = float(gap)
+
+
 @kernel
 def take_results(
     records: Records,
@@ -53,31 +68,41 @@ def take_results(
     epochs: I32,
     new_tokens: I32,
     failed: Bool,
+    finish: I8,
     starts: I32,
     tokens: I32,
     samples: Bool,
     slot: int,
-    ended_ns: int,
-    became: I8,
+    now: int,
+    valid: Bool,
+    emitted: Bool,
     done: I32,
     confirmed: I32,
+    ended: I32,
     gaps: Records,
-) -> tuple[int, int]:
-    """Bring rows up to date. Fills `became` (per chunk), and one record per token-giving row in `gaps`.
+) -> tuple[int, int, int]:
+    """Bring rows up to date with what came out of `slot` at `now`.
 
-    `done`, `confirmed`: rows that worked, and how many of their positions now hold computed KV.
-    Returns how many rows worked, and how many gave tokens.
+    Args:
+        records: of the table.
+        rows, epochs, new_tokens, failed, finish: of the result.
+        starts, tokens, samples: of the decision.
+        slot, now: decision, and when its step ended, ns.
+        valid, emitted: filled: whether the chunk was not for nothing (its request was stopped or ended
+            meanwhile), and whether its new tokens count.
+        done, confirmed: filled with the rows that worked, and how many of their positions hold KV now.
+        ended: filled with the places of rows that are done: the engine says so, or all tokens are there.
+        gaps: TOKEN[n], filled with one per token-giving row.
+
+    Returns how many rows worked, ended, and gave tokens.
     """
-    n_done, n_gaps = 0, 0
+    n_done, n_ended, n_gaps = 0, 0, 0
     for i in range(rows.size):
         row = records[rows[i]]
-        if row["epoch"] != epochs[i] or row["state"] != _RUNNING:
-            became[i] = STALE
+        emitted[i] = False
+        valid[i] = not (row["epoch"] != epochs[i] or row["state"] != _RUNNING)
+        if not valid[i] or failed[i]:
             continue
-        if failed[i]:
-            became[i] = FAILED
-            continue
-        became[i] = WORKED
         row["confirmed"] = max(row["confirmed"], starts[i] + tokens[i])
         row["pending"] -= samples[i]
         if row["inflight_slot"] == slot:
@@ -85,76 +110,64 @@ def take_results(
         done[n_done] = rows[i]
         confirmed[n_done] = row["confirmed"]
         n_done += 1
-        if new_tokens[i] <= 0:
-            continue
-        first = row["outputs"] == 0
-        became[i] = FIRST if first else LATER
-        gap = ended_ns - (row["arrival_ns"] if first else row["last_token_ns"])
-        if first:
-            row["first_token_ns"] = ended_ns
-        else:
-            row["late_gaps"] += gap > row["tbt_ns"]
-        row["outputs"] += new_tokens[i]
-        row["last_token_ns"] = ended_ns
-        token = gaps[n_gaps]
-        token["tenant"] = row["tenant"]
-        token["cls"] = row["cls"]
-        token["first"] = first
-        token["ns"] = float(gap)
-        n_gaps += 1
-    return n_done, n_gaps
+        if new_tokens[i] > 0:
+            emitted[i] = True
+            take_tokens(row, new_tokens[i], now, gaps[n_gaps])
+            n_gaps += 1
+        if finish[i] != 0 or row["outputs"] >= row["max_tokens"]:
+            ended[n_ended] = i
+            n_ended += 1
+    return n_done, n_ended, n_gaps
 
 
 @kernel
-def find_ended(records: Records, rows: I32, became: I8, finish: I8, out: I32) -> int:
-    """Places of rows that worked and are done: the engine says so, or they have all tokens they may have."""
+def note_first(gaps: Records, slot: int, now: int, out: Records) -> int:
+    """Write a record for each first token among `gaps`. Returns how many there are."""
     n = 0
-    for i in range(rows.size):
-        if became[i] < WORKED or became[i] > LATER:
-            continue
-        row = records[rows[i]]
-        if finish[i] != 0 or row["outputs"] >= row["max_tokens"]:
-            out[n] = i
+    for i in range(gaps.size):
+        if gaps[i]["first"]:
+            note = out[n]
+            note["slot"] = slot
+            note["t_ns"] = now
+            note["seq"] = gaps[i]["seq"]
+            note["event"] = _FIRST_TOKEN
+            note["reason"] = _NONE
+            note["other"] = -1
+            note["amount"] = 0.0
             n += 1
     return n
 
 
 def apply_step(life: Lifecycle, flight: InFlight, result: StepResult) -> Applied:
     """Take in what a step did. Results of rows that were preempted or ended meanwhile are dropped."""
-    t, d, r = life.table, flight.decision, result
+    t, d, r, now = life.table, flight.decision, result, result.ended_ns
     n = r.rows.size
-    became = np.empty(n, np.int8)
-    done, confirmed = np.empty(n, np.int32), np.empty(n, np.int32)
+    valid, emitted = np.empty(n, np.bool_), np.empty(n, np.bool_)
+    done, confirmed, ended = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.int32)
     gaps: Records = np.empty(n, TOKEN)
-    worked, gave = take_results(
-        t.records, r.rows, r.epochs, r.new_tokens, r.failed, d.starts, d.tokens, d.samples,
-        r.slot, r.ended_ns, became, done, confirmed, gaps,
+    worked, over, gave = take_results(
+        t.records, r.rows, r.epochs, r.new_tokens, r.failed, r.finish, d.starts, d.tokens, d.samples,
+        r.slot, now, valid, emitted, done, confirmed, ended, gaps,
     )  # fmt: skip
+    gaps = gaps[:gave]
     if life.policy.output_weight > 0.0:
-        given = r.new_tokens[(became == FIRST) | (became == LATER)]
-        life.fairness.count_tokens(gaps["tenant"][:gave], given, life.policy.output_weight)
-    measured = float(r.ended_ns - r.started_ns)
-    fair, charges = life.fairness, (flight.groups, flight.charged)
-    counters = fair.counter, fair.weight, fair.lane_counter
-    recharge(t.records, became != STALE, r.rows, *charges, measured, *counters)
+        life.fairness.count_tokens(gaps["tenant"], r.new_tokens[emitted], life.policy.output_weight)
+    fair, measured = life.fairness, float(now - r.started_ns)
+    recharge(
+        t.records, valid, r.rows, flight.groups, flight.charged, measured,
+        fair.counter, fair.weight, fair.lane_counter,
+    )  # fmt: skip
     fair.observe_slot(measured)
-    first = r.rows[became == FIRST]
-    life.trace.note(life.slot, r.ended_ns, t.seq[first], Event.FIRST_TOKEN, Reason.NONE)
+    life.trace.wrote(note_first(gaps, life.slot, now, life.trace.room(gave)))
     life.kv.commit(done[:worked], confirmed[:worked])
-    _end_finished(life, became, result)
+    if over:
+        ended = ended[:over]
+        finishes = [_FINISH[f] for f in r.finish[ended].tolist()]
+        life.end_all(r.rows[ended], Outcome.COMPLETED, Reason.NONE, now, finishes)
     if r.failed.any():
-        _end_failed(life, became == FAILED, result)
-    life.prompts_done(r.ended_ns)
-    return Applied((became == FIRST) | (became == LATER), gaps[:gave])
-
-
-def _end_finished(life: Lifecycle, became: I8, result: StepResult) -> None:
-    rows = result.rows
-    ended = np.empty(rows.size, np.int32)
-    ended = ended[: find_ended(life.table.records, rows, became, result.finish, ended)]
-    if ended.size:
-        finishes = [Finish(f) or Finish.LENGTH for f in result.finish[ended].tolist()]
-        life.end_all(rows[ended], Outcome.COMPLETED, Reason.NONE, result.ended_ns, finishes)
+        _end_failed(life, valid & r.failed, result)
+    life.prompts_done(now)
+    return Applied(emitted, gaps)
 
 
 def _end_failed(life: Lifecycle, failed: Bool, result: StepResult) -> None:

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kaiseki.core.reasons import Reason
-
 I8 = npt.NDArray[np.int8]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -29,27 +27,6 @@ class How(IntEnum):
     RECOMPUTE = 0
     SWAP = 1
     MIGRATE = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Cutoff:
-    """Where selection stopped in a slot: enough to tell any waiting request why it waited.
-
-    Attributes:
-        slot: the slot in which this cutoff came into force.
-        tenant: tenant index the cutoff is for, -1 for all.
-        key: policy key of the last admitted request (smaller keys are sooner); -inf if none was.
-        seq: arrival sequence of that request, for ties.
-        reason: the constraint that bound.
-        short_by: by how much, in the constraint's own unit (blocks, rows, tokens, ns, seconds of service).
-    """
-
-    slot: int
-    tenant: int
-    key: float
-    seq: int
-    reason: Reason
-    short_by: float
 
 
 @dataclass(slots=True)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
 from kaiseki.core.adapters import Adapters, pin, unpin
-from kaiseki.core.decision import F64, I32, Bool
+from kaiseki.core.decision import F64, I32
+from kaiseki.core.endings import ENDED, EVENT_OF, Ending, write_endings
 from kaiseki.core.fairness import Fairness
 from kaiseki.core.jit import kernel
 from kaiseki.core.pace import Pace
@@ -21,35 +21,8 @@ from kaiseki.core.protocols import KVSpace
 from kaiseki.core.queues import Waiting
 from kaiseki.core.reasons import Event, Finish, Outcome, Reason
 from kaiseki.core.requests import NEVER_NS, Begun, OnLate, Request, ServiceClass
-from kaiseki.core.scan import allowed_late_gaps
 from kaiseki.core.table import NO_ROW, Records, RequestTable, State, View
 from kaiseki.core.trace import Trace
-
-
-class Ending(NamedTuple):
-    """How a request ended, with what its owner and the metrics need; times in ns, counts in tokens."""
-
-    request_id: str
-    row: int
-    seq: int
-    tenant: int
-    cls: int
-    outcome: Outcome
-    finish: Finish
-    reason: Reason
-    attained: bool
-    demoted: bool
-    arrival_ns: int
-    admitted_ns: int
-    first_token_ns: int
-    ended_ns: int
-    prompt: int
-    outputs: int
-    cached: int
-    preemptions: int
-    recomputed: int
-    late_gaps: int
-    service_ns: float
 
 
 @dataclass(slots=True)
@@ -273,34 +246,49 @@ class Lifecycle:
             now: the time, ns.
             finishes: what the engine said about the last token of each; NONE where it is not given.
         """
-        t = self.table
         if rows.size == 0:
             return
         self.enqueue_arrivals()
-        ended: Records = t.records[rows]
-        self._note_endings(rows, ended, outcome, reason, now, finishes)
-        self.trace.note(
-            self.slot, now, ended["seq"], _EVENT_OF[outcome], reason, ended["outputs"].astype(np.float64)
-        )
-        going = ended["hands_over"] & (outcome == Outcome.COMPLETED)
-        running = rows[(ended["state"] == State.RUNNING) & ~going]
-        if running.size < rows.size:
-            self._leave_queue(rows, ended, going)
-        if running.size:
-            self.stop(running, State.FREE)
-        t.state[rows[~going]] = State.FREE
+        t, event = self.table, int(EVENT_OF[outcome])
+        ended: Records = np.empty(rows.size, ENDED)
+        stopping = write_endings(
+            t.records, rows, outcome == Outcome.COMPLETED, now, self.slot, event, int(reason),
+            ended, self.trace.room(rows.size),
+        )  # fmt: skip
+        self.trace.wrote(rows.size)
+        given = finishes or [Finish.NONE] * rows.size
+        for finish, fields in zip(given, ended.tolist(), strict=True):
+            row, seq, tenant, cls, met, demoted, arrival, admitted, first, *counts = fields[:_OF_ENDING]
+            self.endings.append(
+                Ending(
+                    self.names[row], row, seq, tenant, cls, outcome, finish, reason, met, demoted,
+                    arrival, admitted, first, now, *counts,
+                )
+            )  # fmt: skip
+        leaving = rows
+        if stopping == rows.size:
+            self.stop(rows, State.FREE)
+        else:
+            leaving = self._leave_otherwise(rows, ended)
         self._leave_forks(rows, now)
         self.fairness.closed(ended["tenant"])
-        self._recycle(rows[~going])
+        self._recycle(leaving)
 
-    def _leave_queue(self, rows: I32, ended: Records, going: Bool) -> None:
-        """Ending rows that did not run leave the queue, with KV that was sent; `going` ones only stop."""
-        self.waiting.take(rows[ended["state"] == State.WAITING])
+    def _leave_otherwise(self, rows: I32, ended: Records) -> I32:
+        """End rows of which not all run, or some hand over their KV. Returns those that hold nothing now."""
+        t, going, state = self.table, ended["going"], ended["state"]
+        self.waiting.take(rows[state == State.WAITING])
         brought = rows[ended["brought"]]
         self.kv.release(brought, np.full(brought.size, -1, np.int64))
         if going.any():
-            self.table.stop_running(rows[going], State.GOING)
-            self.table.inflight_slot[rows[going]] = ended["inflight_slot"][going]
+            t.stop_running(rows[going], State.GOING)
+            t.inflight_slot[rows[going]] = ended["inflight_slot"][going]
+        running = rows[(state == State.RUNNING) & ~going]
+        if running.size:
+            self.stop(running, State.FREE)
+        leaving: I32 = rows[~going]
+        t.state[leaving] = State.FREE
+        return leaving
 
     def _recycle(self, rows: I32) -> None:
         """Rows that hold nothing any more get ready for others."""
@@ -338,49 +326,9 @@ class Lifecycle:
             self.trace.note(self.slot, now, self.table.seq[held], Event.REKEYED, Reason.NONE)
             self.enqueue(held)
 
-    def _note_endings(
-        self,
-        rows: I32,
-        ended: Records,
-        outcome: Outcome,
-        reason: Reason,
-        now: int,
-        finishes: Sequence[Finish],
-    ) -> None:
-        """Write down how these rows end; `ended` are their records."""
-        attained = np.zeros(rows.size, np.bool_)
-        if outcome == Outcome.COMPLETED:
-            find_attained(ended, now, attained)
-        columns = [ended[name].tolist() for name in _IN_ENDING]
-        given = finishes or [Finish.NONE] * rows.size
-        for row, met, finish, seq, tenant, cls, *rest in zip(
-            rows.tolist(), attained.tolist(), given, *columns, strict=True
-        ):
-            demoted, arrival, admitted, first, *counts = rest
-            self.endings.append(
-                Ending(
-                    self.names[row], row, seq, tenant, cls, outcome, finish, reason, met, demoted,
-                    arrival, admitted, first, now, *counts,
-                )
-            )  # fmt: skip
 
-
-_IN_ENDING = (
-    "seq", "tenant", "cls", "demoted", "arrival_ns", "admitted_ns", "first_token_ns", "prompt", "outputs",
-    "cached", "preemptions", "recomputed", "late_gaps", "service_ns",
-)  # fmt: skip
-"""Columns of the table in the order of the fields of `Ending`."""
-
-
-@kernel
-def find_attained(ended: Records, now: int, out: Bool) -> None:
-    """Whether completed requests met their SLOs: TTFT, share of late gaps, deadline."""
-    for i in range(ended.size):
-        row = ended[i]
-        in_time = row["first_token_ns"] - row["arrival_ns"] <= row["ttft_ns"]
-        steady = row["late_gaps"] <= allowed_late_gaps(row["max_tokens"])
-        due = now - row["arrival_ns"] <= row["deadline_ns"]
-        out[i] = in_time and steady and due and not row["demoted"]
+_OF_ENDING = ENDED.names.index("service_ns") + 1 if ENDED.names else 0
+"""How many fields of `ENDED` an `Ending` has."""
 
 
 @kernel
@@ -421,11 +369,3 @@ def start_rows(records: Records, rows: I32, starts: I32, first_seq: int, now: in
         prompts += row["prompt"]
         found += min(starts[i], row["prompt"])
     return prompts, found
-
-
-_EVENT_OF = {
-    Outcome.COMPLETED: Event.FINISHED,
-    Outcome.EXPIRED: Event.EXPIRED,
-    Outcome.FAILED: Event.FAILED,
-    Outcome.CANCELLED: Event.CANCELLED,
-}

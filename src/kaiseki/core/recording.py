@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from kaiseki.core.decision import F64, I32, I64
+from kaiseki.core.decision import F64, I64
 from kaiseki.core.jit import inlined, kernel
+from kaiseki.core.lanes import LANES
 from kaiseki.core.lifecycle import Lifecycle
 from kaiseki.core.reasons import Event, Reason
 from kaiseki.core.settings import SchedulerSettings
@@ -14,6 +15,7 @@ from kaiseki.core.table import Records
 _SELECTED = int(Reason.SELECTED)
 _BEHIND = int(Reason.BEHIND)
 _ADAPTER = int(Reason.ADAPTER)
+_BATCH_CLOSED, _NO_ROW = int(Reason.BATCH_CLOSED), int(Reason.NO_ROW)
 _ADMITTED, _RESUMED = int(Event.ADMITTED), int(Event.RESUMED)
 _PASSED_OVER, _PAUSED = int(Event.PASSED_OVER), int(Event.PAUSED)
 
@@ -71,28 +73,33 @@ def note_entries(records: Records, entries: Records, slot: int, now: int, out: R
 
 @kernel
 def find_cutoffs(
-    records: Records, entries: Records, keys: F64, sizes: I64, quiet: int, quiet_short: float,
-    cuts: Records, changed: I32,
+    records: Records, entries: Records, keys: F64, waiting: I64, slot: int, now: int,
+    quiet: int, quiet_short: float, cuts: Records, out: Records,
 ) -> int:  # fmt: skip
     """Where each tenant's queue was cut in this slot, and by what; tenants without a queue keep theirs.
 
     Args:
         records, entries: of the slot.
         keys: float64, by row: policy keys.
-        sizes: int64[tenants], how many wait.
+        waiting: int64[tenants * LANES], how many wait.
+        slot, now: of the decision.
         quiet, quiet_short: reason and figure for queues of which nothing was turned away; for
             BEHIND the figure is the queue's length.
         cuts: CUT[tenants], brought up to date.
-        changed: int32[tenants], filled with the tenants whose cutoff says something new.
+        out: CUTOFF[tenants], filled with those that say something new.
 
     Returns how many those are.
     """
-    for t in range(sizes.size):
+    for t in range(cuts.size):
         cut = cuts[t]
+        size = 0
+        for g in range(t * LANES, (t + 1) * LANES):
+            size += waiting[g]
+        cut["size"] = size
         cut["new_key"] = -np.inf
         cut["new_seq"] = -1
         cut["new_reason"] = quiet
-        cut["short"] = float(sizes[t]) if quiet == _BEHIND else quiet_short
+        cut["short"] = float(size) if quiet == _BEHIND else quiet_short
         cut["turned"] = False
     for i in range(entries.size):
         entry = entries[i]
@@ -109,30 +116,49 @@ def find_cutoffs(
             cut["new_reason"] = entry["reason"]
             cut["short"] = entry["short"]
     n = 0
-    for t in range(sizes.size):
+    for t in range(cuts.size):
         cut = cuts[t]
         same = cut["key"] == cut["new_key"] and cut["seq"] == cut["new_seq"]
-        if sizes[t] > 0 and not (same and cut["reason"] == cut["new_reason"]):
+        if cut["size"] > 0 and not (same and cut["reason"] == cut["new_reason"]):
             cut["key"] = cut["new_key"]
             cut["seq"] = cut["new_seq"]
             cut["reason"] = cut["new_reason"]
-            changed[n] = t
+            new = out[n]
+            new["slot"] = slot
+            new["t_ns"] = now
+            new["tenant"] = t
+            new["key"] = cut["key"]
+            new["seq"] = cut["seq"]
+            new["reason"] = cut["reason"]
+            new["short_by"] = cut["short"]
             n += 1
     return n
 
 
+@kernel
+def note_slot(
+    records: Records, entries: Records, keys: F64, waiting: I64, slot: int, now: int,
+    quiet: int, quiet_short: float, cuts: Records, notes: Records, cutoffs: Records,
+) -> tuple[int, int]:  # fmt: skip
+    """See `note_entries` and `find_cutoffs`; how many of each were written."""
+    noted = note_entries(records, entries, slot, now, notes)
+    cut = find_cutoffs(records, entries, keys, waiting, slot, now, quiet, quiet_short, cuts, cutoffs)
+    return noted, cut
+
+
 def record_slot(life: Lifecycle, settings: SchedulerSettings, entries: Records, now: int) -> None:
     """Trace what was touched, and the cutoff of every tenant that still waits."""
-    trace, waiting, running = life.trace, life.waiting, life.table.running_count
-    records = life.table.records
-    trace.wrote(note_entries(records, entries, life.slot, now, trace.room(entries.size)))
-    sizes = waiting.counts()
-    quiet, short = Reason.BEHIND, 0.0
+    trace, running = life.trace, life.table.running_count
+    waiting = life.waiting.by_group()
+    quiet, short = _BEHIND, 0.0
     if life.policy.whole_batch and running:
-        quiet, short = Reason.BATCH_CLOSED, float(running)
+        quiet, short = _BATCH_CLOSED, float(running)
     elif running >= settings.max_batch_size:
-        quiet, short = Reason.NO_ROW, 1.0
-    cuts, changed = trace.cuts(sizes.size), np.empty(sizes.size, np.int32)
-    n = find_cutoffs(records, entries, waiting.all_keys(), sizes, int(quiet), short, cuts, changed)
-    for tenant in changed[:n].tolist():
-        trace.cut(life.slot, tenant)
+        quiet, short = _NO_ROW, 1.0
+    tenants = waiting.size // LANES
+    noted, cut = note_slot(
+        life.table.records, entries, life.waiting.all_keys(), waiting, life.slot, now, quiet, short,
+        trace.cuts(tenants), trace.room(entries.size), trace.cutoff_room(tenants),
+    )  # fmt: skip
+    trace.wrote(noted)
+    trace.cut(cut)

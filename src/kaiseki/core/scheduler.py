@@ -18,10 +18,11 @@ from kaiseki.core.composing import in_order, slot_bound_ns
 from kaiseki.core.costs import lone_rates
 from kaiseki.core.decision import F64, Decision, How, StepResult
 from kaiseki.core.displacing import displace, make_room
+from kaiseki.core.endings import Ending
 from kaiseki.core.entries import ENTRY, no_entries, sift
 from kaiseki.core.fairness import Fairness
 from kaiseki.core.granting import grant
-from kaiseki.core.lifecycle import Ending, Lifecycle
+from kaiseki.core.lifecycle import Lifecycle
 from kaiseki.core.limits import (
     L_ADAPTERS,
     L_ADMISSION,

@@ -185,10 +185,7 @@ class RequestTable:
 
     def recycle(self, rows: I32) -> None:
         """Give rows back. None may be running."""
-        # The epoch goes on, so that a late result never meets the row's next owner.
-        epochs = self.epoch[rows] + 1
-        self.records[rows] = _EMPTY
-        self.epoch[rows] = epochs
+        blank_rows(self.records, rows, _EMPTY.reshape(1))
         self._free.extend(rows.tolist())
         self.open_rows -= rows.size
 
@@ -208,6 +205,16 @@ class RequestTable:
         """Take rows out of the running set; what is in flight for them becomes void."""
         stop_rows(self.records, self.running, self._running_pos, self.running_count, rows, int(state))
         self.running_count -= rows.size
+
+
+@kernel
+def blank_rows(records: Records, rows: I32, empty: Records) -> None:
+    """Make rows as new (`empty`: ROW[1]), but for their epochs."""
+    for i in range(rows.size):
+        # The epoch goes on, so that a late result never meets the row's next owner.
+        epoch = records[rows[i]]["epoch"] + 1
+        records[rows[i]] = empty[0]
+        records[rows[i]]["epoch"] = epoch
 
 
 @kernel

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kaiseki.core.decision import F64, I64, Cutoff
+from kaiseki.core.decision import F64, I64
 from kaiseki.core.jit import kernel
 from kaiseki.core.reasons import Event, Reason
 
@@ -26,11 +26,25 @@ RECORD = np.dtype(
     ]
 )
 
+CUTOFF = np.dtype(
+    [
+        ("slot", np.int64),  # in which it came into force, decided at `t_ns`
+        ("t_ns", np.int64),
+        ("tenant", np.int64),  # whose queue it is of
+        ("key", np.float64),  # of the last admitted request (smaller ones are sooner); -inf if none was
+        ("seq", np.int64),  # arrival sequence of that request, for ties
+        ("reason", np.int8),  # the constraint that bound
+        ("short_by", np.float64),  # by how much, in the reason's own unit
+    ]
+)
+"""Where selection stopped: enough to tell any waiting request of a tenant why it waited."""
+
 CUT = np.dtype(
     [
-        ("key", np.float64),  # as in `Cutoff`
+        ("key", np.float64),  # as in `CUTOFF`
         ("seq", np.int64),
         ("reason", np.int32),
+        ("size", np.int64),  # requests that wait
         ("new_key", np.float64),  # of the slot that is being recorded
         ("new_seq", np.int64),
         ("new_reason", np.int32),
@@ -70,7 +84,8 @@ class Trace:
     def __init__(self, capacity: int = 4096) -> None:
         self._records: npt.NDArray[np.void] = np.zeros(capacity, RECORD)
         self._count = 0
-        self._cutoffs: list[Cutoff] = []
+        self._cutoffs: npt.NDArray[np.void] = np.zeros(64, CUTOFF)
+        self._cutoff_count = 0
         self._cuts = np.zeros(0, CUT)
 
     def note(
@@ -93,8 +108,7 @@ class Trace:
 
     def room(self, n: int) -> npt.NDArray[np.void]:
         """RECORD[n] behind the newest record, to be written and then counted by `wrote`."""
-        while self._count + n > self._records.size:
-            self._records = np.concatenate([self._records, np.zeros_like(self._records)])
+        self._records = _roomy(self._records, self._count + n)
         return self._records[self._count : self._count + n]
 
     def wrote(self, n: int) -> None:
@@ -110,13 +124,24 @@ class Trace:
             self._cuts = np.concatenate([self._cuts, fresh])
         return self._cuts[:tenants]
 
-    def cut(self, slot: int, tenant: int) -> None:
-        """Keep the cutoff that is now in force for a tenant."""
-        key, seq, reason, _, _, _, short, _ = self._cuts[tenant].item()
-        self._cutoffs.append(Cutoff(slot, tenant, key, seq, Reason(reason), short))
+    def cutoff_room(self, n: int) -> npt.NDArray[np.void]:
+        """CUTOFF[n] behind the newest, to be written and then counted by `cut`."""
+        self._cutoffs = _roomy(self._cutoffs, self._cutoff_count + n)
+        return self._cutoffs[self._cutoff_count : self._cutoff_count + n]
 
-    def drain(self) -> tuple[npt.NDArray[np.void], list[Cutoff]]:
-        """Everything since the last call: RECORD[n] and the cutoffs that came into force."""
+    def cut(self, n: int) -> None:
+        """The first `n` of the cutoffs that `cutoff_room` gave are valid."""
+        self._cutoff_count += n
+
+    def drain(self) -> tuple[npt.NDArray[np.void], npt.NDArray[np.void]]:
+        """Everything since the last call: RECORD[n], and CUTOFF[k] that came into force."""
         records, self._count = self._records[: self._count].copy(), 0
-        cutoffs, self._cutoffs = self._cutoffs, []
+        cutoffs, self._cutoff_count = self._cutoffs[: self._cutoff_count].copy(), 0
         return records, cutoffs
+
+
+def _roomy(array: npt.NDArray[np.void], size: int) -> npt.NDArray[np.void]:
+    """The array, doubled until it has room for so many."""
+    while array.size < size:
+        array = np.concatenate([array, np.zeros_like(array)])
+    return array

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kaiseki.core.applying import Applied
-from kaiseki.core.decision import Cutoff, Decision
-from kaiseki.core.lifecycle import Ending
+from kaiseki.core.decision import Decision
+from kaiseki.core.endings import Ending
 from kaiseki.core.reasons import Event
 from kaiseki.core.scheduler import Scheduler
 from kaiseki.observe.history import Story
@@ -20,7 +20,7 @@ def report_slot(
     decision: Decision,
     decide_ns: int,
     records: npt.NDArray[np.void],
-    cutoffs: list[Cutoff],
+    cutoffs: npt.NDArray[np.void],
 ) -> None:
     """One decision: its cost, what it computes, how things stand after it."""
     t, kv = scheduler.table, scheduler.kv
@@ -37,7 +37,7 @@ def report_slot(
         kv_total=kv.total_blocks,
         prefix_queried=scheduler.life.prefix_queried,
         prefix_hit=scheduler.life.prefix_hit,
-        cutoffs=[int(c.reason) for c in cutoffs],
+        cutoffs=cutoffs["reason"].tolist(),
         preempted=[int(reason) for reason in stopped],
     )
     fairness = scheduler.fairness

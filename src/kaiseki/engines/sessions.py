@@ -10,7 +10,7 @@ import numpy as np
 
 from kaiseki.core.applying import Applied
 from kaiseki.core.decision import StepResult
-from kaiseki.core.lifecycle import Ending
+from kaiseki.core.endings import Ending
 from kaiseki.core.protocols import Engine
 from kaiseki.core.reasons import Outcome
 from kaiseki.core.requests import Request

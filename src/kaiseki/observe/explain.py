@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kaiseki.core.lifecycle import Ending
+from kaiseki.core.endings import Ending
 from kaiseki.core.reasons import Event, Outcome, Reason
 from kaiseki.core.requests import Request
 from kaiseki.core.scan import allowed_late_gaps

@@ -10,23 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kaiseki.core.decision import Cutoff
-from kaiseki.core.lifecycle import Ending
+from kaiseki.core.endings import Ending
 from kaiseki.core.reasons import Outcome, Reason
 from kaiseki.core.requests import Request
-from kaiseki.core.trace import RECORD
+from kaiseki.core.trace import CUTOFF, RECORD
 
-CUTOFF = np.dtype(
-    [
-        ("slot", np.int64),
-        ("t_ns", np.int64),
-        ("tenant", np.int64),
-        ("key", np.float64),
-        ("seq", np.int64),
-        ("reason", np.int8),
-        ("short_by", np.float64),
-    ]
-)
 SLOT = np.dtype([("slot", np.int64), ("decided_ns", np.int64)])
 
 
@@ -39,6 +27,8 @@ class Ring:
 
     def extend(self, records: npt.NDArray[np.void]) -> None:
         """Append records; the oldest make room."""
+        if records.size == 0:
+            return
         size = self._data.size
         records = records[-size:]
         at = self._written % size
@@ -118,12 +108,13 @@ class History:
         if story is not None:
             story.ending = ending
 
-    def slot(self, slot: int, decided_ns: int, records: npt.NDArray[np.void], cutoffs: list[Cutoff]) -> None:
+    def slot(
+        self, slot: int, decided_ns: int, records: npt.NDArray[np.void], cutoffs: npt.NDArray[np.void]
+    ) -> None:
         """Take in what one decision, or what happened since the last one, left behind."""
         self.slots.append(slot, decided_ns)
         self.records.extend(records)
-        for c in cutoffs:
-            self.cutoffs.append(c.slot, decided_ns, c.tenant, c.key, c.seq, c.reason, c.short_by)
+        self.cutoffs.extend(cutoffs)
 
     def note(self, records: npt.NDArray[np.void]) -> None:
         """Take in records that belong to no decision: what a step's result did."""

@@ -10,6 +10,7 @@ the output without end.
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,8 +19,8 @@ import numpy as np
 
 from kaiseki.core.applying import TOKEN
 from kaiseki.core.decision import F64, I64
+from kaiseki.core.endings import Ending
 from kaiseki.core.jit import kernel
-from kaiseki.core.lifecycle import Ending
 from kaiseki.core.reasons import Finish, Outcome, Reason
 from kaiseki.core.table import Records
 
@@ -82,6 +83,7 @@ class Histogram:
 
     def __init__(self, bounds: Sequence[float], groups: int = 1) -> None:
         self.bounds = np.array(bounds, np.float64)
+        self._bounds = tuple(bounds)
         self.counts = np.zeros((groups, self.bounds.size + 1), np.int64)
         self.sums = np.zeros(groups)
 
@@ -91,7 +93,7 @@ class Histogram:
         self.sums[0] += values.sum()
 
     def add_one(self, value: float) -> None:
-        self.counts[0, self.bounds.searchsorted(value)] += 1
+        self.counts[0, bisect_left(self._bounds, value)] += 1
         self.sums[0] += value
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kaiseki.core.admission import Refusal
-from kaiseki.core.lifecycle import Ending
+from kaiseki.core.endings import Ending
 from kaiseki.core.reasons import Outcome
 from kaiseki.core.requests import Begun, Request
 from kaiseki.sim.cluster import Links

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from kaiseki.core.admission import Refusal
 from kaiseki.core.decision import F64, I32
-from kaiseki.core.lifecycle import Ending
+from kaiseki.core.endings import Ending
 from kaiseki.core.requests import Request
 from kaiseki.engines.clock import VirtualClock
 from kaiseki.sim.arrivals import Arrival, Arrivals

@@ -9,7 +9,7 @@ import numpy as np
 
 from kaiseki.core.admission import Refusal, never_runs
 from kaiseki.core.decision import I32
-from kaiseki.core.lifecycle import Ending
+from kaiseki.core.endings import Ending
 from kaiseki.core.policy import Policy
 from kaiseki.core.protocols import F_CONTEXT, F_DECODES, F_SLOT, N_FEATURES
 from kaiseki.core.reasons import Outcome
