@@ -69,16 +69,16 @@ def check_queues(world: World) -> None:
     assert s.waiting.tokens == s.table.prompt[waiting].sum()
     waiting = np.setdiff1d(waiting, arrived)
     by_key, by_start = s.waiting._by_key, s.waiting._by_start
-    assert np.flatnonzero(by_key._queue >= 0).tolist() == waiting.tolist()
-    queue, kinds = by_key._queue[waiting], s.waiting._kinds
+    assert np.flatnonzero(by_key.nodes["queue"] >= 0).tolist() == waiting.tolist()
+    queue, kinds = by_key.nodes["queue"][waiting], s.waiting._kinds
     assert (queue // (LANES * kinds) * LANES + queue % LANES == s.table.group[waiting]).all()
     assert (queue // LANES % kinds == s.table.adapter[waiting] + 1).all()
     assert (s.table.group[waiting] // LANES == s.table.tenant[waiting]).all()
     late = s.table.group[waiting] % LANES == DEMOTED_LANE
     assert (late == s.table.demoted[waiting]).all()
-    sizes = np.bincount(by_key._queue[waiting], minlength=by_key.sizes.size)
+    sizes = np.bincount(by_key.nodes["queue"][waiting], minlength=by_key.sizes.size)
     assert sizes.tolist() == by_key.sizes.tolist()
-    assert set(np.flatnonzero(by_start._queue >= 0).tolist()) <= set(waiting.tolist())
+    assert set(np.flatnonzero(by_start.nodes["queue"] >= 0).tolist()) <= set(waiting.tolist())
 
 
 def check_blocks(world: World) -> None:

@@ -20,27 +20,27 @@ def i32(*values: int) -> np.ndarray:
 
 def audit(heaps: HeapSet, model: dict[int, tuple[int, float, int]]) -> None:
     """Order, links, ranks and sizes; the way down the right is never longer than log2 of the queue."""
-    links, rank, seen = heaps._links, heaps._rank, set[int]()
+    nodes, seen = heaps.nodes, set[int]()
     for queue, root in enumerate(heaps.roots.tolist()):
         stack = [root] if root != NIL else []
-        assert root == NIL or links[2, root] == NIL
+        assert root == NIL or nodes["parent"][root] == NIL
         here = 0
         while stack:
             row = stack.pop()
-            assert row not in seen and heaps._queue[row] == queue
+            assert row not in seen and nodes["queue"][row] == queue
             seen.add(row)
             here += 1
             ranks = []
-            for child in links[:2, row].tolist():
-                ranks.append(int(rank[child]) if child != NIL else 0)
+            for child in (int(nodes["left"][row]), int(nodes["right"][row])):
+                ranks.append(int(nodes["rank"][child]) if child != NIL else 0)
                 if child != NIL:
-                    assert links[2, child] == row
-                    assert (heaps.key[row], heaps.seq[row]) < (heaps.key[child], heaps.seq[child])
+                    assert nodes["parent"][child] == row
+                    assert nodes[["key", "seq"]][row].item() < nodes[["key", "seq"]][child].item()
                     stack.append(child)
-            assert ranks[0] >= ranks[1] and rank[row] == ranks[1] + 1
+            assert ranks[0] >= ranks[1] and nodes["rank"][row] == ranks[1] + 1
         assert here == heaps.sizes[queue] == sum(q == queue for q, _, _ in model.values())
         if root != NIL:
-            assert rank[root] <= math.log2(here + 1)
+            assert nodes["rank"][root] <= math.log2(here + 1)
     assert seen == set(model) and len(heaps) == len(model)
 
 

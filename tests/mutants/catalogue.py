@@ -35,8 +35,8 @@ MUTANTS = (
     Mutant(
         "a result of an earlier epoch is dropped",
         "core/applying.py",
-        'if row["epoch"] != epochs[i] or row["state"] != _RUNNING:',
-        'if row["state"] != _RUNNING:',
+        'row["epoch"] != epochs[i] or row["state"] != _RUNNING',
+        'row["state"] != _RUNNING',
         (MACHINE,),
     ),
     Mutant(
@@ -252,14 +252,14 @@ MUTANTS = (
     Mutant(
         "who ends leaves the queues",
         "core/lifecycle.py",
-        '        self.waiting.take(rows[ended["state"] == State.WAITING])\n',
+        "        self.waiting.take(rows[state == State.WAITING])\n",
         "",
         (MACHINE,),
     ),
     Mutant(
         "who starts leaves both queues",
         "core/queues.py",
-        "        self._by_start.remove(rows)\n",
+        "        watched += remove_row(by_start, start_roots, start_sizes, rows[i])\n",
         "",
         (QUEUES, MACHINE),
     ),

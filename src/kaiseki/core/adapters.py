@@ -141,16 +141,18 @@ def _place(adapters: Records, held: I32, retired: int) -> int:
 
 @kernel
 def bring_in(
-    records: Records, granted: Records, adapters: Records, held: I32, slot: int, retired: int, loads: I32
-) -> int:
-    """Find slots for the adapters of granted entries that are not loaded; marks those that caused a load.
+    records: Records, entries: Records, places: I32, adapters: Records, held: I32,
+    slot: int, retired: int, loads: I32,
+) -> int:  # fmt: skip
+    """Find slots for the adapters of the entries at `places` that are not loaded; marks who caused a load.
 
     `held`: int32[slots], the adapter in each, or -1. Fills `loads` (adapter, slot); returns how many.
     """
     count = 0
-    for i in range(granted.size):
-        granted[i]["load"] = False
-        a = records[granted[i]["row"]]["adapter"]
+    for i in range(places.size):
+        entry = entries[places[i]]
+        entry["load"] = False
+        a = records[entry["row"]]["adapter"]
         if a < 0:
             continue
         adapters[a]["used"] = slot
@@ -161,7 +163,7 @@ def bring_in(
             adapters[held[place]]["slot"] = -1
         held[place] = a
         adapters[a]["slot"] = place
-        granted[i]["load"] = True
+        entry["load"] = True
         loads[count, 0] = a
         loads[count, 1] = place
         count += 1
@@ -250,10 +252,10 @@ class Adapters:
             out |= (standing == IDLE) | (standing == ABSENT)
         return out
 
-    def bring_in(self, records: Records, granted: Records, slot: int) -> I32:
+    def bring_in(self, records: Records, entries: Records, places: I32, slot: int) -> I32:
         """int32[k, 2]: the adapters to load for this decision, and where; see the function of that name."""
         loads: I32 = np.empty((self.slots, 2), np.int32)
-        count = bring_in(records, granted, self.records, self.held, slot, self.retired, loads)
+        count = bring_in(records, entries, places, self.records, self.held, slot, self.retired, loads)
         return loads[:count]
 
     def loads_of(self, entries: Records) -> F64:

@@ -20,7 +20,6 @@ _FINISH = tuple(Finish(f) or Finish.LENGTH for f in range(len(Finish)))
 
 TOKEN = np.dtype(
     [
-        ("seq", np.int64),
         ("tenant", np.int32),
         ("cls", np.int32),
         ("first", np.bool_),  # the request's first, `ns` since its arrival; otherwise since its last token
@@ -44,7 +43,7 @@ class Applied:
 
 
 @inlined
-def take_tokens(row: Record, count: int, now: int, token: Records) -> None:
+def take_tokens(row: Record, count: int, now: int, token: Record) -> None:
     """A row has more tokens, as of `now`; `token` is a TOKEN that says how long they took."""
     first = row["outputs"] == 0
     gap = now - (row["arrival_ns"] if first else row["last_token_ns"])
@@ -54,11 +53,22 @@ def take_tokens(row: Record, count: int, now: int, token: Records) -> None:
         row["late_gaps"] += gap > row["tbt_ns"]
     row["outputs"] += count
     row["last_token_ns"] = now
-    token["seq"] = row["seq"]
     token["tenant"] = row["tenant"]
     token["cls"] = row["cls"]
     token["first"] = first
     token["ns"] = float(gap)
+
+
+@inlined
+def note_first(note: Record, slot: int, now: int, seq: int) -> None:
+    """Write a RECORD: a request has its first token."""
+    note["slot"] = slot
+    note["t_ns"] = now
+    note["seq"] = seq
+    note["event"] = _FIRST_TOKEN
+    note["reason"] = _NONE
+    note["other"] = -1
+    note["amount"] = 0.0
 
 
 @kernel
@@ -80,7 +90,9 @@ def take_results(
     confirmed: I32,
     ended: I32,
     gaps: Records,
-) -> tuple[int, int, int]:
+    current: int,
+    notes: Records,
+) -> tuple[int, int, int, int, int]:
     """Bring rows up to date with what came out of `slot` at `now`.
 
     Args:
@@ -93,15 +105,18 @@ def take_results(
         done, confirmed: filled with the rows that worked, and how many of their positions hold KV now.
         ended: filled with the places of rows that are done: the engine says so, or all tokens are there.
         gaps: TOKEN[n], filled with one per token-giving row.
+        current: the newest slot.
+        notes: RECORD[n], filled with one per first token.
 
-    Returns how many rows worked, ended, and gave tokens.
+    Returns how many rows worked, ended, gave tokens, gave their first one, and failed.
     """
-    n_done, n_ended, n_gaps = 0, 0, 0
+    n_done, n_ended, n_gaps, n_first, n_failed = 0, 0, 0, 0, 0
     for i in range(rows.size):
         row = records[rows[i]]
         emitted[i] = False
         valid[i] = not (row["epoch"] != epochs[i] or row["state"] != _RUNNING)
         if not valid[i] or failed[i]:
+            n_failed += valid[i]
             continue
         row["confirmed"] = max(row["confirmed"], starts[i] + tokens[i])
         row["pending"] -= samples[i]
@@ -113,29 +128,14 @@ def take_results(
         if new_tokens[i] > 0:
             emitted[i] = True
             take_tokens(row, new_tokens[i], now, gaps[n_gaps])
+            if gaps[n_gaps]["first"]:
+                note_first(notes[n_first], current, now, row["seq"])
+                n_first += 1
             n_gaps += 1
         if finish[i] != 0 or row["outputs"] >= row["max_tokens"]:
             ended[n_ended] = i
             n_ended += 1
-    return n_done, n_ended, n_gaps
-
-
-@kernel
-def note_first(gaps: Records, slot: int, now: int, out: Records) -> int:
-    """Write a record for each first token among `gaps`. Returns how many there are."""
-    n = 0
-    for i in range(gaps.size):
-        if gaps[i]["first"]:
-            note = out[n]
-            note["slot"] = slot
-            note["t_ns"] = now
-            note["seq"] = gaps[i]["seq"]
-            note["event"] = _FIRST_TOKEN
-            note["reason"] = _NONE
-            note["other"] = -1
-            note["amount"] = 0.0
-            n += 1
-    return n
+    return n_done, n_ended, n_gaps, n_first, n_failed
 
 
 def apply_step(life: Lifecycle, flight: InFlight, result: StepResult) -> Applied:
@@ -145,10 +145,12 @@ def apply_step(life: Lifecycle, flight: InFlight, result: StepResult) -> Applied
     valid, emitted = np.empty(n, np.bool_), np.empty(n, np.bool_)
     done, confirmed, ended = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.int32)
     gaps: Records = np.empty(n, TOKEN)
-    worked, over, gave = take_results(
+    notes = life.trace.records
+    worked, over, gave, first, failed = take_results(
         t.records, r.rows, r.epochs, r.new_tokens, r.failed, r.finish, d.starts, d.tokens, d.samples,
-        r.slot, now, valid, emitted, done, confirmed, ended, gaps,
+        r.slot, now, valid, emitted, done, confirmed, ended, gaps, life.slot, notes.room(n),
     )  # fmt: skip
+    notes.wrote(first)
     gaps = gaps[:gave]
     if life.policy.output_weight > 0.0:
         life.fairness.count_tokens(gaps["tenant"], r.new_tokens[emitted], life.policy.output_weight)
@@ -158,13 +160,12 @@ def apply_step(life: Lifecycle, flight: InFlight, result: StepResult) -> Applied
         fair.counter, fair.weight, fair.lane_counter,
     )  # fmt: skip
     fair.observe_slot(measured)
-    life.trace.wrote(note_first(gaps, life.slot, now, life.trace.room(gave)))
     life.kv.commit(done[:worked], confirmed[:worked])
     if over:
         ended = ended[:over]
         finishes = [_FINISH[f] for f in r.finish[ended].tolist()]
         life.end_all(r.rows[ended], Outcome.COMPLETED, Reason.NONE, now, finishes)
-    if r.failed.any():
+    if failed:
         _end_failed(life, valid & r.failed, result)
     life.prompts_done(now)
     return Applied(emitted, gaps)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from kaiseki.core.decision import F64, I32, Bool
+from kaiseki.core.decision import F64, I32, I64
 from kaiseki.core.entries import no_entries, waiting_entries
-from kaiseki.core.lanes import LANES, per_tenant
-from kaiseki.core.lifecycle import Lifecycle
+from kaiseki.core.jit import kernel
+from kaiseki.core.lanes import LANES
+from kaiseki.core.lifecycle import Lifecycle, find_known
 from kaiseki.core.reasons import Reason
 from kaiseki.core.requests import OnLate
 from kaiseki.core.settings import SchedulerSettings
@@ -41,8 +42,9 @@ def find_candidates(
     if adapters.slots:
         adapters.want(waiting.by_adapter())
         take_stock(life, settings.max_passes)
-    tenants = per_tenant(waiting.reachable()) > 0
-    count = int(np.count_nonzero(tenants))
+    groups = waiting.reachable()
+    quota = np.empty(groups.size // LANES, np.int32)
+    count = mark_waiting(groups, quota)
     window = max(settings.window, count) if policy.fair else settings.window
     limit = min(window, max(free_rows, 1 if policy.buys or policy.fair else 0))
     limit = min(limit, len(waiting), window if work_limit is None else work_limit)
@@ -56,38 +58,51 @@ def find_candidates(
     stuck = _stuck(life, settings.window if work_limit is None else work_limit)
     if work_limit is not None:
         limit = min(limit, work_limit - stuck.size)
-    quota = _quota(life, tenants, max(count, 1), limit)
+    _share_out(life, quota, max(count, 1), limit)
     # Where rows are short, who gets the next one is decided here.
     skip = None
     if policy.fair and limit < len(waiting):
-        skip = life.fairness.lanes_ahead(waiting.reachable())
+        skip = life.fairness.lanes_ahead(groups)
     rows = waiting.peek(limit, quota, skip)
-    new = measure(life, settings, np.concatenate([rows, stuck]) if stuck.size else rows)
+    new, hopeless = measure(life, settings, np.concatenate([rows, stuck]) if stuck.size else rows, now)
     looked = new.size
-    while policy.gives_up:
+    while policy.gives_up and hopeless:
         # The latest-start heap gives up a window of requests per slot; nobody is admitted after it.
         rows = np.ascontiguousarray(new["row"])
         latest = life.latest_start(rows, np.ascontiguousarray(new["need"]))
-        if latest.min(initial=np.inf) >= now:
-            break
         lost = (latest < now) & ~t.demoted[rows] & (t.on_late[rows] != OnLate.KEEP)
-        if not lost.any():
-            break
         np.add.at(quota, t.tenant[rows[lost]], 1)
         life.lose(rows[lost], Reason.HOPELESS, now)
         left = limit if work_limit is None else min(limit, work_limit - looked)
         more = waiting.peek(max(0, min(int(lost.sum()), left)), quota, skip)
         looked += more.size
-        new = measure(life, settings, np.concatenate([rows[~lost], more]))
+        new, hopeless = measure(life, settings, np.concatenate([rows[~lost], more]), now)
     return new
 
 
-def measure(life: Lifecycle, settings: SchedulerSettings, rows: I32) -> Records:
-    """ENTRY[n]: what each of these waiting requests would need if it were admitted now."""
-    t = life.table
+def measure(life: Lifecycle, settings: SchedulerSettings, rows: I32, now: int) -> tuple[Records, int]:
+    """ENTRY[n]: what each of these waiting requests would need if it were admitted now.
+
+    Also says how many of them are hopeless, see `entries.fill_waiting`.
+    """
+    t, kv, known = life.table, life.kv, np.empty(rows.size, np.int32)
     rows = np.ascontiguousarray(rows)
-    cached = life.kv.cached_tokens(rows, t.prompt[rows] + t.outputs[rows] - 1)
-    return waiting_entries(t, rows, cached, life.kv.block_tokens, settings.max_passes)
+    find_known(t.records, rows, known)
+    cached = kv.cached_tokens(rows, known)
+    return waiting_entries(t, rows, cached, kv.block_tokens, settings.max_passes, now, life.rates)
+
+
+@kernel
+def mark_waiting(groups: I64, out: I32) -> int:
+    """Set out[tenant] to whether requests of its lanes (int64[tenants * LANES]) wait. Returns how many do."""
+    count = 0
+    for t in range(out.size):
+        out[t] = 0
+        for g in range(t * LANES, (t + 1) * LANES):
+            if groups[g] > 0:
+                out[t] = 1
+        count += out[t]
+    return count
 
 
 def take_stock(life: Lifecycle, max_passes: int) -> int:
@@ -124,18 +139,18 @@ def _stuck(life: Lifecycle, looks: int) -> I32:
     return life.waiting.stuck(max(looks // 4, 1))
 
 
-def _quota(life: Lifecycle, tenants: Bool, count: int, limit: int) -> I32:
-    """int32[tenants]: how many of each tenant's waiting requests to look at.
+def _share_out(life: Lifecycle, quota: I32, count: int, limit: int) -> None:
+    """Set how many of each tenant's waiting requests to look at, given 1 for the `count` that have some.
 
     Equal parts; where there is room for fewer than there are tenants, one each of those that had least.
     """
     policy, fair = life.policy, life.fairness
     if not (policy.fair or policy.counts_tokens):
-        return np.full(tenants.size, limit, np.int32)
-    if limit >= count:
-        return np.full(tenants.size, -(-limit // count), np.int32)
-    quota = np.zeros(tenants.size, np.int32)
-    waiting = np.flatnonzero(tenants)
-    counter = (fair.tokens if policy.counts_tokens else fair.counter)[waiting]
-    quota[waiting[np.argpartition(counter, limit - 1)[:limit]]] = 1
-    return quota
+        quota.fill(limit)
+    elif limit >= count:
+        quota.fill(-(-limit // count))
+    else:
+        waiting = np.flatnonzero(quota)
+        quota.fill(0)
+        counter = (fair.tokens if policy.counts_tokens else fair.counter)[waiting]
+        quota[waiting[np.argpartition(counter, limit - 1)[:limit]]] = 1

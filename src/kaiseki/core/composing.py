@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from kaiseki.core.costs import add_decode, predict_ns
-from kaiseki.core.decision import F64, I64
-from kaiseki.core.entries import ENTRY, joined, running_entries
-from kaiseki.core.jit import kernel
+from kaiseki.core.decision import F64, I32, I64
+from kaiseki.core.entries import lay_out
+from kaiseki.core.jit import inlined, kernel
 from kaiseki.core.lifecycle import Lifecycle
 from kaiseki.core.pausing import ranks_of_decodes
 from kaiseki.core.policy import Order, Policy
-from kaiseki.core.protocols import F_DECODES, N_FEATURES
+from kaiseki.core.protocols import N_FEATURES
 from kaiseki.core.requests import NEVER_NS
-from kaiseki.core.scan import CONTEXT, N_BOUND, N_DECODES, Scan
+from kaiseki.core.scan import N_BOUND, N_DECODES, N_PREFILLS, Scan
+from kaiseki.core.scratch import Scratch
 from kaiseki.core.table import Records, RequestTable
 
 _FIRST, _EARLY, _DECODES, _LATE = 0.5, 1.0, 2.0, 3.0
@@ -38,31 +38,34 @@ def in_order(
         found: what running rows can do.
         new: entries of waiting candidates.
         now: the time, ns.
-        first, max_passes: see `phases_of_prefills`.
+        first, max_passes: see `fill_phases`.
         planes: of the cost model.
         within_ns, tokens: how long the slot may last, and how many tokens it may hold: as long as all decodes
             fit, their own order does not matter.
     """
-    t, p = life.table, life.policy
-    running = running_entries(t, found, life.kv.block_tokens)
-    decodes = int(found.counts[N_DECODES])
-    crowd = np.zeros(N_FEATURES)
-    if decodes:
-        add_decode(crowd, float(found.counts[CONTEXT] + decodes))
-        crowd[F_DECODES] = decodes
-    roomy = predict_ns(planes, crowd) <= within_ns and decodes <= tokens
-    others = joined(running[decodes:], new)
-    apart = roomy and p.order != Order.ADMISSION
+    t, p, counts = life.table, life.policy, found.counts
+    decodes = int(counts[N_DECODES])
+    entries: Records = life.scratch.laid_out.take(decodes + int(counts[N_PREFILLS]) + new.size)
+    crowd_ns = lay_out(
+        t.records, found.found, counts, life.kv.block_tokens, new, planes, np.zeros(N_FEATURES), entries
+    )
+    apart = crowd_ns <= within_ns and decodes <= tokens and p.order != Order.ADMISSION
+    others = entries[decodes:]
     if apart and others.size == 0:
-        return running
-    phase = phases_of_prefills(p, t, others, first, max_passes)
+        return entries
     if apart:
         score = scores_of_prefills(p, t, others, _scores(life, others, now))
-        return arrange(t, running, others, found, phase, score)
-    entries = joined(running[:decodes], others)
+        return arrange(p, t, entries, found, first, max_passes, score, life.scratch.entries)
+    phase = np.zeros(entries.size)
+    fill_phases(t.records, others, *_order_of(p), first, max_passes, phase[decodes:])
     score = scores_of_prefills(p, t, entries, _scores(life, entries, now))
     rank = ranks_of_decodes(t, entries, now, life.rates[2], found.tightest_ns)
-    return arrange_all(p, t, entries, np.concatenate([np.zeros(decodes), phase]), rank, score)
+    return arrange_all(p, t, entries, phase, rank, score)
+
+
+def _order_of(policy: Policy) -> tuple[bool, bool]:
+    """Whether urgency orders prefills, and whether waiting entries come after running ones."""
+    return policy.order == Order.URGENCY, policy.running_first or policy.order == Order.ADMISSION
 
 
 def _scores(life: Lifecycle, entries: Records, now: int) -> F64:
@@ -75,67 +78,110 @@ def _scores(life: Lifecycle, entries: Records, now: int) -> F64:
 
 
 def arrange(
-    table: RequestTable, running: Records, others: Records, found: Scan, phase: F64, score: F64
+    policy: Policy,
+    table: RequestTable,
+    entries: Records,
+    found: Scan,
+    first: int,
+    max_passes: int,
+    score: F64,
+    buffer: Scratch,
 ) -> Records:
     """Entries in the order of a slot whose decodes all fit, so that their own order does not matter.
 
     Args:
+        policy: its `order` and `running_first` are honoured.
         table: the request table.
-        running: see `entries.running_entries`.
-        others: prefills and waiting candidates.
-        found: the scan that `running` was made from.
-        phase, score: float64, parallel to `others`.
+        entries: see `entries.lay_out`.
+        found: the scan that they were made from.
+        first, max_passes: see `fill_phases`.
+        score: float64, parallel to the entries behind the decodes.
+        buffer: of ENTRY.
     """
-    order = np.lexsort((table.seq[others["row"]], score, phase))
-    out: Records = np.empty(int(found.counts[N_DECODES]) + others.size, ENTRY)
-    merge(running, others, int(found.counts[N_BOUND]), int(found.counts[N_DECODES]), order, phase, out)
+    out: Records = buffer.take(entries.size)
+    phase, order = np.empty(score.size), np.empty(score.size, np.int32)
+    merge(
+        table.records, entries, found.counts, *_order_of(policy), first, max_passes, score, phase, order, out
+    )
     return out
+
+
+@inlined
+def _before(records: Records, others: Records, phase: F64, score: F64, a: int, b: int) -> bool:
+    """Whether entry a comes before b: by phase, score and arrival."""
+    if phase[a] != phase[b]:
+        return bool(phase[a] < phase[b])
+    if score[a] != score[b]:
+        return bool(score[a] < score[b])
+    return bool(records[others[a]["row"]]["seq"] < records[others[b]["row"]]["seq"])
+
+
+@kernel
+def sort_others(records: Records, others: Records, phase: F64, score: F64, order: I32) -> None:
+    """Fill `order` with places in `others`, first to last: a heap sort, as nothing may be allocated here."""
+    n = order.size
+    for i in range(n):
+        order[i] = i
+    start, end = n // 2, n
+    while end > 1:
+        if start > 0:
+            start -= 1
+        else:
+            end -= 1
+            order[0], order[end] = order[end], order[0]
+        at = start
+        while 2 * at + 1 < end:
+            child = 2 * at + 1
+            if child + 1 < end and _before(records, others, phase, score, order[child], order[child + 1]):
+                child += 1
+            if not _before(records, others, phase, score, order[at], order[child]):
+                break
+            order[at], order[child] = order[child], order[at]
+            at = child
 
 
 @kernel
 def merge(
-    running: Records, others: Records, bound: int, decodes: int, order: I64, phase: F64, out: Records
-) -> None:
-    """Write binding decodes, then the others in `order` up to the decodes' phase, more decodes, the rest."""
+    records: Records, entries: Records, counts: I64, urgency: bool, behind: bool, first: int, max_passes: int,
+    score: F64, phase: F64, order: I32, out: Records,
+) -> None:  # fmt: skip
+    """Write binding decodes, then the others in order up to the decodes' phase, more decodes, the rest.
+
+    `phase`, `order`: scratch, parallel to `score`.
+    """
+    bound, decodes = counts[N_BOUND], counts[N_DECODES]
+    others = entries[decodes:]
+    fill_phases(records, others, urgency, behind, first, max_passes, phase)
+    sort_others(records, others, phase, score, order)
     at, k = 0, 0
     for i in range(bound):
-        out[at] = running[i]
+        out[at] = entries[i]
         at += 1
     while k < order.size and phase[order[k]] < _DECODES:
         out[at] = others[order[k]]
         at, k = at + 1, k + 1
     for i in range(bound, decodes):
-        out[at] = running[i]
+        out[at] = entries[i]
         at += 1
     while k < order.size:
         out[at] = others[order[k]]
         at, k = at + 1, k + 1
 
 
-def phases_of_prefills(
-    policy: Policy, table: RequestTable, others: Records, first: int, max_passes: int
-) -> F64:
-    """float64[n]: whether prefills and waiting entries come before the decodes that don't bind, or after.
-
-    Args:
-        policy: its `order` and `running_first` are honoured.
-        table: the request table.
-        others: entries that are no decodes.
-        first: row that follows right after the decodes that bind, as a purchase was made for it; or -1.
-        max_passes: candidates passed over this often come first.
-    """
-    phase = np.empty(others.size)
-    urgency = policy.order == Order.URGENCY
-    behind = policy.running_first or policy.order == Order.ADMISSION
-    fill_phases(table.records, others, urgency, behind, first, max_passes, phase)
-    return phase
-
-
 @kernel
 def fill_phases(
     records: Records, others: Records, urgency: bool, behind: bool, first: int, max_passes: int, out: F64
 ) -> None:
-    """See `phases_of_prefills`; `behind`: waiting entries come after running ones."""
+    """Whether prefills and waiting entries come before the decodes that don't bind, or after.
+
+    Args:
+        records: of the table.
+        others: entries that are no decodes.
+        urgency, behind: see `_order_of`.
+        first: row that follows right after the decodes that bind, as a purchase was made for it; or -1.
+        max_passes: candidates passed over this often come first.
+        out: float64, parallel to `others`.
+    """
     for i in range(others.size):
         entry = others[i]
         row = records[entry["row"]]

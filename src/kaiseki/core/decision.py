@@ -21,6 +21,12 @@ def empty_i32() -> I32:
     return np.empty(0, np.int32)
 
 
+_NOTHING = empty_i32()
+_NO_HOW: I8 = np.empty(0, np.int8)
+_NO_PAIRS: I32 = np.empty((0, 2), np.int32)
+_NO_MOVES: I32 = np.empty((0, 3), np.int32)
+
+
 class How(IntEnum):
     """How a preempted request's KV is dealt with."""
 
@@ -55,11 +61,11 @@ class Decision:
     starts: I32
     samples: Bool
     epochs: I32
-    preempted: I32 = field(default_factory=empty_i32)
-    how: npt.NDArray[np.int8] = field(default_factory=lambda: np.empty(0, np.int8))
-    copies: I32 = field(default_factory=lambda: np.empty((0, 2), np.int32))
-    moves: I32 = field(default_factory=lambda: np.empty((0, 3), np.int32))
-    loads: I32 = field(default_factory=lambda: np.empty((0, 2), np.int32))
+    preempted: I32 = field(default_factory=lambda: _NOTHING)
+    how: npt.NDArray[np.int8] = field(default_factory=lambda: _NO_HOW)
+    copies: I32 = field(default_factory=lambda: _NO_PAIRS)
+    moves: I32 = field(default_factory=lambda: _NO_MOVES)
+    loads: I32 = field(default_factory=lambda: _NO_PAIRS)
     predicted_ns: int = 0
     bound_ns: int = 0
 

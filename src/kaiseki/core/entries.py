@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from kaiseki.core.decision import I32
+from kaiseki.core.costs import add_decode, predict_ns
+from kaiseki.core.decision import F64, I32, I64
 from kaiseki.core.jit import inlined, kernel
 from kaiseki.core.limits import lacks_room
-from kaiseki.core.scan import BOUND_DECODE, DECODE, N_BOUND, N_DECODES, N_PREFILLS, PREFILL, Scan
+from kaiseki.core.protocols import F_DECODES
+from kaiseki.core.requests import OnLate
+from kaiseki.core.scan import (
+    BOUND_DECODE,
+    CONTEXT,
+    DECODE,
+    N_BOUND,
+    N_DECODES,
+    N_PREFILLS,
+    PREFILL,
+    latest_start_ns,
+)
 from kaiseki.core.table import NO_ROW, Record, Records, RequestTable, State
 
 ENTRY = np.dtype(
@@ -36,6 +48,7 @@ ENTRY = np.dtype(
 )
 
 _RUNNING = int(State.RUNNING)
+_KEEP = int(OnLate.KEEP)
 
 
 def no_entries() -> Records:
@@ -51,24 +64,38 @@ def joined(first: Records, second: Records) -> Records:
     return out
 
 
+# Rows of the int32[N_SIFTED, n] that `sift` fills.
+PLACES, ROWS, STARTS, ENDS, NEW_ROWS, NEW_STARTS, NEW_PLACES, TURNED = range(8)
+N_SIFTED = 8
+
+
 @kernel
-def sift(entries: Records, granted: Records, admitted: I32, turned: I32) -> tuple[int, int, int]:
+def sift(records: Records, entries: Records, out: I32) -> tuple[int, int, int, int]:
     """Sort entries out: those with a chunk, waiting rows among them, and waiting rows without one.
 
-    Returns how many of each.
+    Fills `out`: places, rows and positions [start, end) of the first; rows, starts and places of the second;
+    rows of the third. Returns how many of each, and how many of the second have no KV but what is cached.
     """
-    n, n_new, n_turned = 0, 0, 0
+    n, n_new, n_turned, plain = 0, 0, 0, 0
     for i in range(entries.size):
-        if entries[i]["chunk"] > 0:
-            granted[n] = entries[i]
+        entry = entries[i]
+        r = entry["row"]
+        if entry["chunk"] > 0:
+            out[PLACES, n] = i
+            out[ROWS, n] = r
+            out[STARTS, n] = entry["start"]
+            out[ENDS, n] = entry["start"] + entry["chunk"]
             n += 1
-            if entries[i]["waiting"]:
-                admitted[n_new] = n - 1
+            if entry["waiting"]:
+                out[NEW_ROWS, n_new] = r
+                out[NEW_STARTS, n_new] = entry["start"]
+                out[NEW_PLACES, n_new] = i
                 n_new += 1
-        elif entries[i]["waiting"]:
-            turned[n_turned] = entries[i]["row"]
+                plain += entry["parent"] == NO_ROW and not records[r]["brought"]
+        elif entry["waiting"]:
+            out[TURNED, n_turned] = r
             n_turned += 1
-    return n, n_new, n_turned
+    return n, n_new, n_turned, plain
 
 
 @kernel
@@ -133,21 +160,43 @@ def fill_running(
         entry["bound"] = kind == BOUND_DECODE
 
 
-def running_entries(table: RequestTable, found: Scan, block: int) -> Records:
-    """ENTRY[n] of running rows that can do something: bound decodes, other decodes, prefills."""
-    counts = found.counts
-    decodes = int(counts[N_DECODES])
-    out: Records = np.empty(decodes + int(counts[N_PREFILLS]), ENTRY)
-    fill_running(table.records, found.found, block, int(counts[N_BOUND]), decodes, out)
-    return out
+@kernel
+def lay_out(
+    records: Records,
+    found: Records,
+    counts: I64,
+    block: int,
+    new: Records,
+    planes: F64,
+    crowd: F64,
+    out: Records,
+) -> float:
+    """Entries of running rows (see `fill_running`), and those of waiting ones behind them.
+
+    `crowd`: float64[N_FEATURES] of zeros, filled for all decodes. Returns how long these would take, ns.
+    """
+    decodes = counts[N_DECODES]
+    fill_running(records, found, block, counts[N_BOUND], decodes, out)
+    at = decodes + counts[N_PREFILLS]
+    for i in range(new.size):
+        out[at + i] = new[i]
+    if decodes > 0:
+        add_decode(crowd, float(counts[CONTEXT] + decodes))
+        crowd[F_DECODES] = decodes
+    return predict_ns(planes, crowd)
 
 
 @kernel
-def fill_waiting(records: Records, rows: I32, cached: I32, block: int, max_passes: int, out: Records) -> None:
+def fill_waiting(
+    records: Records, rows: I32, cached: I32, block: int, max_passes: int,
+    now: int, slot_ns: float, token_ns: float, decode_ns: float, out: Records,
+) -> int:  # fmt: skip
     """Entries of waiting rows; `cached` is what `KVSpace.cached_tokens` says of them.
 
-    Who was passed over `max_passes` times is overdue.
+    Who was passed over `max_passes` times is overdue. Returns how many can't meet their SLO any more, though
+    that is of consequence to them.
     """
+    hopeless = 0
     for i in range(rows.size):
         r = rows[i]
         row, entry = records[r], out[i]
@@ -167,6 +216,8 @@ def fill_waiting(records: Records, rows: I32, cached: I32, block: int, max_passe
         entry["adapter"] = row["adapter"]
         entry["waiting"] = True
         entry["overdue"] = row["passes"] >= max_passes
+        late = latest_start_ns(row, known - start, slot_ns, token_ns, decode_ns) < now
+        hopeless += late and not row["demoted"] and row["on_late"] != _KEEP
         if forks:
             records[parent]["shared_tail"] = True  # its next write may need a copy, too
             entry["parent"] = parent
@@ -176,10 +227,13 @@ def fill_waiting(records: Records, rows: I32, cached: I32, block: int, max_passe
         if row["brought"]:
             continue  # it holds what it needs
         entry["whole"] = (known + block - 1) // block - (start + block - 1) // block + entry["copy"]
+    return hopeless
 
 
-def waiting_entries(table: RequestTable, rows: I32, cached: I32, block: int, max_passes: int) -> Records:
-    """ENTRY[n] of waiting candidates; see `fill_waiting`."""
+def waiting_entries(
+    table: RequestTable, rows: I32, cached: I32, block: int, max_passes: int,
+    now: int, rates: tuple[float, float, float],
+) -> tuple[Records, int]:  # fmt: skip
+    """ENTRY[n] of waiting candidates, and how many of these are hopeless; see `fill_waiting`."""
     out: Records = np.empty(rows.size, ENTRY)
-    fill_waiting(table.records, rows, cached, block, max_passes, out)
-    return out
+    return out, fill_waiting(table.records, rows, cached, block, max_passes, now, *rates, out)

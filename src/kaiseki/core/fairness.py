@@ -64,6 +64,17 @@ def settle_books(counter: F64, claims: Bool, slot: Bool, floor: F64, width: int)
             floor[k] = max(floor[k], most)
 
 
+@kernel
+def close_books(
+    entries: Records, waiting: I64, reachable: I64, limits: F64, lanes: Bool, tenants: Bool,
+    counter: F64, claims: Bool, floor: F64, lane_counter: F64, lane_claims: Bool, lane_floor: F64,
+) -> None:  # fmt: skip
+    """See `Fairness.settle`; `lanes`, `tenants`: all false, for `note_wants`."""
+    note_wants(entries, waiting, reachable, limits, lanes, tenants)
+    settle_books(counter, claims, tenants, floor, counter.size)
+    settle_books(lane_counter, lane_claims, lanes, lane_floor, LANES)
+
+
 @inlined
 def charge(group: int, ns: float, counter: F64, weight: F64, lane_counter: F64) -> None:
     """Add card time to a tenant's counter and to its lane's."""
@@ -73,23 +84,29 @@ def charge(group: int, ns: float, counter: F64, weight: F64, lane_counter: F64) 
     lane_counter[group] += share / LANE_WEIGHT[group % LANES]
 
 
+@inlined
+def lifted(counter: F64, claims: Bool, floor: F64, width: int, g: int) -> float:
+    """Counter g, without a claim at least at its floor; `width` of them share one."""
+    return float(counter[g] if claims[g] else max(counter[g], floor[g // width]))
+
+
 @kernel
 def lift(counter: F64, claims: Bool, floor: F64, width: int, out: F64) -> None:
-    """The counters, those without a claim at least at their floor; `width` of them share one."""
+    """The counters as they compare; see `lifted`."""
     for g in range(counter.size):
-        out[g] = counter[g] if claims[g] else max(counter[g], floor[g // width])
+        out[g] = lifted(counter, claims, floor, width, g)
 
 
 @kernel
-def mark_ahead(lanes: F64, waiting: I64, lag: float, out: Bool) -> None:
+def mark_ahead(counter: F64, claims: Bool, floor: F64, waiting: I64, lag: float, out: Bool) -> None:
     """See `Fairness.lanes_ahead`."""
     for first in range(0, waiting.size, LANES):
         least = np.inf
         for g in range(first, first + LANES):
             if waiting[g] > 0:
-                least = min(least, lanes[g])
+                least = min(least, lifted(counter, claims, floor, LANES, g))
         for g in range(first, first + LANES):
-            out[g] = lanes[g] - least > lag
+            out[g] = lifted(counter, claims, floor, LANES, g) - least > lag
 
 
 @kernel
@@ -223,7 +240,7 @@ class Fairness:
         if self.lag_ns <= 0:
             return None
         ahead = np.empty(waiting.size, np.bool_)
-        mark_ahead(self.comparable()[1], waiting, self.lag_ns, ahead)
+        mark_ahead(self.lane_counter, self.lane_claims, self.lane_floor, waiting, self.lag_ns, ahead)
         return ahead
 
     def settle(self, entries: Records, waiting: I64, reachable: I64, limits: F64) -> None:
@@ -244,9 +261,10 @@ class Fairness:
             return
         lanes: Bool = np.zeros((3, self.lane_counter.size), np.bool_)
         tenants: Bool = np.zeros((3, self.counter.size), np.bool_)
-        note_wants(entries, waiting, reachable, limits, lanes, tenants)
-        settle_books(self.counter, self.claims, tenants, self.floor, self.counter.size)
-        settle_books(self.lane_counter, self.lane_claims, lanes, self.lane_floor, LANES)
+        close_books(
+            entries, waiting, reachable, limits, lanes, tenants, self.counter, self.claims, self.floor,
+            self.lane_counter, self.lane_claims, self.lane_floor,
+        )  # fmt: skip
 
     def observe_slot(self, measured_ns: float) -> None:
         """Learn how long a slot takes: the lags are multiples of the mean.

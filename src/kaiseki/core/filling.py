@@ -61,8 +61,10 @@ def _least(counter: F64, more: I32, deep: I64, rows_left: bool, first: int, last
 
 
 @inlined
-def _decode_fits(entry: Record, features: F64, planes: F64, rules: F64, limits: F64) -> bool:
+def _decode_fits(entry: Record, features: F64, planes: F64, rules: F64, limits: F64) -> float:
     """Grant a decode its token, or leave it with the reason. A granted one is in `features`.
+
+    Returns what the chunk set then takes, ns, or -1 where it does not fit.
 
     One whose TBT bounds the slot pauses only where the bare prediction says that its token would be late:
     the headroom guards against what might happen, and pausing makes the gap late for certain.
@@ -71,27 +73,28 @@ def _decode_fits(entry: Record, features: F64, planes: F64, rules: F64, limits: 
     if limits[L_TOKENS] < 1:
         entry["reason"] = _NO_TOKENS
         entry["short"] = 1.0
-        return False
+        return -1.0
     room = limits[L_BLOCKS] - entry["copy"]
     if _blocks_between(entry["start"], entry["start"] + 1, int(rules[R_BLOCK])) > room:
         entry["reason"] = _NO_KV
         entry["short"] = 1.0 - min(room, 0.0)
-        return False
+        return -1.0
     alone = features[F_SLOT] == 0.0
     add_decode(features, context)
+    ns = predict_ns(planes, features)
     if entry["bound"]:
-        over = predict_ns(planes, features) + limits[L_LOADING] - rules[R_DECODES_NS]
+        over = ns + limits[L_LOADING] - rules[R_DECODES_NS]
     else:
-        over = predict_ns(planes, features) * rules[R_HEADROOM] + limits[L_LOADING] - rules[R_BOUND_NS]
+        over = ns * rules[R_HEADROOM] + limits[L_LOADING] - rules[R_BOUND_NS]
     if alone or over <= 0.0:
         entry["chunk"] = 1
         entry["reason"] = _SELECTED
-        return True
+        return ns
     features[F_DECODES] -= 1.0
     features[F_CONTEXT] -= context
     entry["reason"] = _DECODE_BOUND
     entry["short"] = over
-    return False
+    return -1.0
 
 
 @inlined
@@ -305,7 +308,7 @@ def fill(
             lane_more[entries[i]["group"]] += 1
     floor = _least(counter, more, deep, True, 0, counter.size)
     before = predict_ns(planes, features)
-    moved, closed, put_off = True, False, 0
+    moved, closed, put_off, after = True, False, 0, before
     while moved:
         moved, put_off = False, 0
         for i in range(entries.size):
@@ -325,17 +328,18 @@ def fill(
                 entry["reason"] = _BEHIND
                 continue
             if entry["decode"]:
-                granted = _decode_fits(entry, features, planes, rules, limits)
+                after = _decode_fits(entry, features, planes, rules, limits)
+                granted = after >= 0.0
             else:
                 entry["chunk"] = _prefill_chunk(entry, features, trial, planes, rules, limits, adapters)
                 granted = entry["chunk"] > 0
                 if granted:
                     add_prefill(features, float(entry["start"]), float(entry["chunk"]))
+                    after = predict_ns(planes, features)
             if granted:
                 loading = limits[L_LOADING]
                 _use_adapter(entry, adapters, rules, limits)
                 _use_up(entry, limits, block)
-                after = predict_ns(planes, features)
                 ns = after - before + limits[L_LOADING] - loading
                 charge(group, ns, counter, weight, lane_counter)
                 before = after

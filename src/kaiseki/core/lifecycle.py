@@ -13,6 +13,7 @@ import numpy as np
 from kaiseki.core.adapters import Adapters, pin, unpin
 from kaiseki.core.decision import F64, I32
 from kaiseki.core.endings import ENDED, EVENT_OF, Ending, write_endings
+from kaiseki.core.entries import ENTRY
 from kaiseki.core.fairness import Fairness
 from kaiseki.core.jit import kernel
 from kaiseki.core.pace import Pace
@@ -21,8 +22,22 @@ from kaiseki.core.protocols import KVSpace
 from kaiseki.core.queues import Waiting
 from kaiseki.core.reasons import Event, Finish, Outcome, Reason
 from kaiseki.core.requests import NEVER_NS, Begun, OnLate, Request, ServiceClass
+from kaiseki.core.scan import FOUND, latest_start_ns
+from kaiseki.core.scratch import Scratch
 from kaiseki.core.table import NO_ROW, Records, RequestTable, State, View
 from kaiseki.core.trace import Trace
+
+_WAITING = int(State.WAITING)
+
+
+class Buffers:
+    """What a slot works on and nobody looks at afterwards."""
+
+    def __init__(self) -> None:
+        self.found = Scratch(FOUND)
+        self.laid_out = Scratch(ENTRY)
+        self.entries = Scratch(ENTRY)
+        self.ended = Scratch(ENDED)
 
 
 @dataclass(slots=True)
@@ -49,6 +64,7 @@ class Lifecycle:
     names: dict[int, str] = field(default_factory=dict)
     classes: list[ServiceClass] = field(default_factory=list)
     endings: list[Ending] = field(default_factory=list)
+    scratch: Buffers = field(default_factory=Buffers)
     _class_index: dict[ServiceClass, int] = field(default_factory=dict)
     _held: dict[int, list[int]] = field(default_factory=dict)
     _next_seq: int = 0
@@ -131,9 +147,8 @@ class Lifecycle:
 
     def enqueue_arrivals(self) -> None:
         """Queue what has been opened: together, since many cost little more than one."""
-        rows = self.waiting.take_arrivals()
-        if rows.size:
-            self.enqueue(rows)
+        if self.waiting.arrivals:
+            self.enqueue(self.waiting.take_arrivals())
 
     def view(self, rows: I32, uncached: I32 | None = None) -> View:
         """A policy's view of rows; `uncached` defaults to all that is known and not computed."""
@@ -145,12 +160,12 @@ class Lifecycle:
 
     def enqueue(self, rows: I32) -> None:
         """Put rows that hold nothing into the waiting queue."""
-        t = self.table
-        known = t.prompt[rows] + t.outputs[rows]
-        cached = self.kv.cached_tokens(rows, known - 1)[:, 0]
-        left = known - cached
-        t.state[rows] = State.WAITING
-        self.waiting.add(rows, self.policy.key(self.view(rows, left)), self.latest_start(rows, left), left)
+        t, n = self.table, rows.size
+        limits, left, latest = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n)
+        find_known(t.records, rows, limits)
+        cached = self.kv.cached_tokens(rows, limits)
+        begin_waiting(t.records, rows, cached, self.policy.gives_up, *self.rates, left, latest)
+        self.waiting.add(rows, self.policy.key(self.view(rows, left)), latest, left)
 
     def latest_start(self, rows: I32, uncached: I32) -> F64:
         """float64[n]: when each must start to meet its SLO, alone with best cache; inf without target.
@@ -250,12 +265,12 @@ class Lifecycle:
             return
         self.enqueue_arrivals()
         t, event = self.table, int(EVENT_OF[outcome])
-        ended: Records = np.empty(rows.size, ENDED)
+        ended: Records = self.scratch.ended.take(rows.size)
         stopping = write_endings(
             t.records, rows, outcome == Outcome.COMPLETED, now, self.slot, event, int(reason),
-            ended, self.trace.room(rows.size),
+            ended, self.trace.records.room(rows.size),
         )  # fmt: skip
-        self.trace.wrote(rows.size)
+        self.trace.records.wrote(rows.size)
         given = finishes or [Finish.NONE] * rows.size
         for finish, fields in zip(given, ended.tolist(), strict=True):
             row, seq, tenant, cls, met, demoted, arrival, admitted, first, *counts = fields[:_OF_ENDING]
@@ -332,18 +347,32 @@ _OF_ENDING = ENDED.names.index("service_ns") + 1 if ENDED.names else 0
 
 
 @kernel
+def find_known(records: Records, rows: I32, out: I32) -> None:
+    """Tokens of each row that a cache may have: all that are known but one, which must be computed."""
+    for i in range(rows.size):
+        out[i] = records[rows[i]]["prompt"] + records[rows[i]]["outputs"] - 1
+
+
+@kernel
+def begin_waiting(
+    records: Records, rows: I32, cached: I32, gives_up: bool,
+    slot_ns: float, token_ns: float, decode_ns: float, left: I32, latest: F64,
+) -> None:  # fmt: skip
+    """Rows wait from now on. Fills `left`, the tokens to compute beyond those `cached`, and latest starts."""
+    for i in range(rows.size):
+        row = records[rows[i]]
+        row["state"] = _WAITING
+        left[i] = row["prompt"] + row["outputs"] - cached[i, 0]
+        latest[i] = latest_start_ns(row, left[i], slot_ns, token_ns, decode_ns) if gives_up else np.inf
+
+
+@kernel
 def latest_starts(
     records: Records, rows: I32, uncached: I32, slot_ns: float, token_ns: float, decode_ns: float, out: F64
 ) -> None:
-    """See `Lifecycle.latest_start`; rows without target keep what is in `out`."""
+    """See `Lifecycle.latest_start`."""
     for i in range(rows.size):
-        row = records[rows[i]]
-        lone = slot_ns + token_ns * uncached[i]
-        if row["first_token_ns"] < 0 and row["ttft_ns"] < NEVER_NS:
-            out[i] = row["arrival_ns"] + row["ttft_ns"] - lone
-        if row["deadline_ns"] < NEVER_NS:
-            rest = max(row["min_tokens"] - row["outputs"] - 1, 0) * decode_ns
-            out[i] = min(out[i], row["arrival_ns"] + row["deadline_ns"] - lone - rest)
+        out[i] = latest_start_ns(records[rows[i]], uncached[i], slot_ns, token_ns, decode_ns)
 
 
 @kernel

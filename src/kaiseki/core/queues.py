@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from kaiseki.core.decision import F64, I32, I64, Bool
-from kaiseki.core.heaps import HeapSet
-from kaiseki.core.jit import kernel
+from kaiseki.core.heaps import HeapSet, push_row, remove_row
+from kaiseki.core.jit import inlined, kernel
 from kaiseki.core.lanes import LANES, lane_of, per_tenant
-from kaiseki.core.table import Records, RequestTable
+from kaiseki.core.table import Record, Records, RequestTable
 
 _DEMOTED = 1e20
 """Added to the arrival (ns) to make the key of demoted requests: they come after all others of their tenant.
@@ -17,40 +17,68 @@ Small enough that float64 still tells arrivals apart to about 20 microseconds.
 """
 
 
-@kernel
-def place_rows(
-    records: Records, rows: I32, keys: F64, latest_start_ns: F64, uncached: I32, origin_ns: int,
-    by_key: F64, key_seq: I64, by_start: F64, start_seq: I64, watched: I32,
-) -> tuple[int, int]:  # fmt: skip
-    """Find the lanes of rows, and write their keys into both heaps' arrays (by row).
+@inlined
+def queue_of(row: Record, kinds: int) -> int:
+    """The queue of a row: those of a tenant in a run, first of the base model, then of each adapter."""
+    tenant, lane = row["group"] // LANES, row["group"] % LANES
+    return int((tenant * kinds + row["adapter"] + 1) * LANES + lane)
 
-    `watched` gets the rows that have a latest start. Returns how many those are, and the sum of all prompts.
+
+@kernel
+def last_tenant(records: Records, rows: I32) -> int:
+    """The largest tenant number of rows, -1 without any."""
+    last = -1
+    for i in range(rows.size):
+        last = max(last, records[rows[i]]["tenant"])
+    return last
+
+
+@kernel
+def queue_rows(
+    records: Records, rows: I32, keys: F64, latest_start_ns: F64, uncached: I32, origin_ns: int, kinds: int,
+    by_key: Records, key_roots: I32, key_sizes: I64, by_start: Records, start_roots: I32, start_sizes: I64,
+) -> tuple[int, int]:  # fmt: skip
+    """Find the lanes of rows, and put them into the queues of both heaps (see `HeapSet`).
+
+    Returns how many have a latest start, and the sum of all prompts.
     """
-    n, tokens = 0, 0
+    watched, tokens = 0, 0
     for i in range(rows.size):
         r = rows[i]
-        row = records[r]
+        row, node = records[r], by_key[r]
         late = row["demoted"]
         row["group"] = row["tenant"] * LANES + lane_of(uncached[i], late)
-        by_key[r] = _DEMOTED + float(row["arrival_ns"] - origin_ns) if late else keys[i]
-        key_seq[r] = row["seq"]
+        node["key"] = _DEMOTED + float(row["arrival_ns"] - origin_ns) if late else keys[i]
+        node["seq"] = row["seq"]
         tokens += row["prompt"]
+        push_row(by_key, key_roots, key_sizes, r, queue_of(row, kinds))
         if not late and np.isfinite(latest_start_ns[i]):
-            by_start[r] = latest_start_ns[i] - origin_ns
-            start_seq[r] = row["seq"]
-            watched[n] = r
-            n += 1
-    return n, tokens
+            by_start[r]["key"] = latest_start_ns[i] - origin_ns
+            by_start[r]["seq"] = row["seq"]
+            push_row(by_start, start_roots, start_sizes, r, 0)
+            watched += 1
+    return watched, tokens
+
+
+@kernel
+def take_rows(
+    records: Records, rows: I32,
+    by_key: Records, key_roots: I32, key_sizes: I64, by_start: Records, start_roots: I32, start_sizes: I64,
+) -> tuple[int, int, int]:  # fmt: skip
+    """Take rows out of both heaps. Returns how many were in the one and the other, and the sum of prompts."""
+    queued, watched, tokens = 0, 0, 0
+    for i in range(rows.size):
+        queued += remove_row(by_key, key_roots, key_sizes, rows[i])
+        watched += remove_row(by_start, start_roots, start_sizes, rows[i])
+        tokens += records[rows[i]]["prompt"]
+    return queued, watched, tokens
 
 
 @kernel
 def find_queues(records: Records, rows: I32, kinds: int, out: I32) -> None:
-    """The queue of each row: those of a tenant in a run, first of the base model, then of each adapter."""
+    """The queue of each row."""
     for i in range(rows.size):
-        row = records[rows[i]]
-        tenant, lane = row["group"] // LANES, row["group"] % LANES
-        kind = row["adapter"] + 1
-        out[i] = (tenant * kinds + kind) * LANES + lane
+        out[i] = queue_of(records[rows[i]], kinds)
 
 
 class Waiting:
@@ -69,6 +97,7 @@ class Waiting:
         self.origin_ns = origin_ns
         self.tokens = 0
         self._arrived: list[int] = []
+        self._arrived_tokens = 0
         self._kinds = 1  # of models that queues tell apart: the base model, and adapters
         self._out: Bool = np.zeros(1, np.bool_)  # those that nobody can have now
 
@@ -81,14 +110,20 @@ class Waiting:
     def arrive(self, row: int, prompt_tokens: int) -> None:
         """Count a row that `take_arrivals` will give to whoever adds it."""
         self._arrived.append(row)
+        self._arrived_tokens += prompt_tokens
         self.tokens += prompt_tokens
+
+    @property
+    def arrivals(self) -> int:
+        """How many arrived and are in no heap yet."""
+        return len(self._arrived)
 
     def take_arrivals(self) -> I32:
         """Rows that arrived and are in no heap yet; they count no more until they are added."""
         rows: I32 = np.array(self._arrived, np.int32)
-        if rows.size:
-            self._arrived.clear()
-            self.tokens -= int(self._table.prompt[rows].sum())
+        self._arrived.clear()
+        self.tokens -= self._arrived_tokens
+        self._arrived_tokens = 0
         return rows
 
     def keys(self, rows: I32) -> F64:
@@ -149,23 +184,27 @@ class Waiting:
         t, by_key, by_start = self._table, self._by_key, self._by_start
         by_key.ensure_rows(t.capacity)
         by_start.ensure_rows(t.capacity)
-        by_key.ensure_queues((int(t.tenant[rows].max()) + 1) * self._kinds * LANES)
-        watched = np.empty(rows.size, np.int32)
-        n, tokens = place_rows(
-            t.records, rows, keys, latest_start_ns, uncached, self.origin_ns,
-            by_key.key, by_key.seq, by_start.key, by_start.seq, watched,
+        by_key.ensure_queues((last_tenant(t.records, rows) + 1) * self._kinds * LANES)
+        watched, tokens = queue_rows(
+            t.records, rows, keys, latest_start_ns, uncached, self.origin_ns, self._kinds,
+            by_key.nodes, by_key.roots, by_key.sizes, by_start.nodes, by_start.roots, by_start.sizes,
         )  # fmt: skip
-        by_key.push_back(rows, self._queues(rows))
-        by_start.push_back(watched[:n], np.zeros(n, np.int32))
+        by_key.count += rows.size
+        by_start.count += watched
         self.tokens += tokens
 
     def take(self, rows: I32) -> None:
         """Remove rows that were added: they start, end or change their keys."""
         if rows.size == 0:
             return
-        self._by_key.remove(rows)
-        self._by_start.remove(rows)
-        self.tokens -= int(self._table.prompt[rows].sum())
+        by_key, by_start = self._by_key, self._by_start
+        queued, watched, tokens = take_rows(
+            self._table.records, rows,
+            by_key.nodes, by_key.roots, by_key.sizes, by_start.nodes, by_start.roots, by_start.sizes,
+        )  # fmt: skip
+        by_key.count -= queued
+        by_start.count -= watched
+        self.tokens -= tokens
 
     def peek(self, limit: int, quota: I32, skip: Bool | None = None) -> I32:
         """Pop up to `limit` rows in key order, at most `quota[i]` (used up) of tenant i, for a look.
@@ -200,8 +239,6 @@ class Waiting:
 
     def _queues(self, rows: I32) -> I32:
         """int32[n]: the queues that rows stand in."""
-        if self._kinds == 1:
-            return self._table.group[rows]
         out = np.empty(rows.size, np.int32)
         find_queues(self._table.records, rows, self._kinds, out)
         return out

@@ -156,9 +156,10 @@ def record_slot(life: Lifecycle, settings: SchedulerSettings, entries: Records, 
     elif running >= settings.max_batch_size:
         quiet, short = _NO_ROW, 1.0
     tenants = waiting.size // LANES
+    records, cutoffs = trace.records, trace.cutoffs
     noted, cut = note_slot(
         life.table.records, entries, life.waiting.all_keys(), waiting, life.slot, now, quiet, short,
-        trace.cuts(tenants), trace.room(entries.size), trace.cutoff_room(tenants),
+        trace.cuts(tenants), records.room(entries.size), cutoffs.room(tenants),
     )  # fmt: skip
-    trace.wrote(noted)
-    trace.cut(cut)
+    records.wrote(noted)
+    cutoffs.wrote(cut)

@@ -9,7 +9,8 @@ import numpy as np
 from kaiseki.core.decision import I32, I64
 from kaiseki.core.jit import inlined, kernel
 from kaiseki.core.requests import NEVER_NS
-from kaiseki.core.table import NO_ROW, Records, RequestTable
+from kaiseki.core.scratch import Scratch
+from kaiseki.core.table import NO_ROW, Record, Records, RequestTable
 
 # What a running row can do in this slot.
 IDLE = 0  # nothing: its last token is in flight
@@ -78,6 +79,18 @@ def is_lost(
     elif row["tbt_ns"] < NEVER_NS:
         lost = lost or row["late_gaps"] > allowed_late_gaps(row["max_tokens"])
     return lost
+
+
+@inlined
+def latest_start_ns(row: Record, uncached: int, slot_ns: float, token_ns: float, decode_ns: float) -> float:
+    """When a row with `uncached` tokens to compute must start to meet its SLO alone; inf without target."""
+    latest, lone = np.inf, slot_ns + token_ns * uncached
+    if row["first_token_ns"] < 0 and row["ttft_ns"] < NEVER_NS:
+        latest = row["arrival_ns"] + row["ttft_ns"] - lone
+    if row["deadline_ns"] < NEVER_NS:
+        rest = max(row["min_tokens"] - row["outputs"] - 1, 0) * decode_ns
+        latest = min(latest, row["arrival_ns"] + row["deadline_ns"] - lone - rest)
+    return latest
 
 
 @inlined
@@ -186,10 +199,11 @@ def scan(
     rates: tuple[float, float, float],
     block: int,
     champion: int,
+    buffer: Scratch,
 ) -> Scan:
-    """Scan all running rows; see `scan_running`. `rates` are `costs.lone_rates`."""
+    """Scan all running rows; see `scan_running`. `rates` are `costs.lone_rates`, `buffer` is of FOUND."""
     rows = table.running_rows()
-    found: Records = np.empty(rows.size, FOUND)
+    found: Records = buffer.take(rows.size)
     counts: I64 = np.empty(N_COUNTS, np.int64)
     bounds = scan_running(
         table.records, rows, now, placeholders, gives_up, *rates, block, champion, found, counts

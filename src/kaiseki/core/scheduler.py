@@ -19,7 +19,7 @@ from kaiseki.core.costs import lone_rates
 from kaiseki.core.decision import F64, Decision, How, StepResult
 from kaiseki.core.displacing import displace, make_room
 from kaiseki.core.endings import Ending
-from kaiseki.core.entries import ENTRY, no_entries, sift
+from kaiseki.core.entries import ENDS, N_SIFTED, NEW_PLACES, NEW_ROWS, NEW_STARTS, TURNED, no_entries, sift
 from kaiseki.core.fairness import Fairness
 from kaiseki.core.granting import grant
 from kaiseki.core.lifecycle import Lifecycle
@@ -47,6 +47,8 @@ from kaiseki.core.starting import InFlight, attach, put_in_flight, reserve
 from kaiseki.core.table import NO_ROW, Records, RequestTable, State
 from kaiseki.core.targets import RecentTargets
 from kaiseki.core.trace import Trace
+
+_NO_LOADS = np.empty((0, 2), np.int32)
 
 
 class Filled(NamedTuple):
@@ -215,7 +217,8 @@ class Scheduler:
             if bought.size:
                 found = self._scan(now)
                 # A victim's blocks are idle now, and a fork can no longer share them.
-                new = measure(life, self.settings, filled.entries["row"][filled.entries["waiting"]])
+                rows = filled.entries["row"][filled.entries["waiting"]]
+                new, _ = measure(life, self.settings, rows, now)
                 filled = self._fill(found, new, now, newcomer)
         decision = self._emit(filled, found, now)
         if self.policy.fair:
@@ -235,6 +238,7 @@ class Scheduler:
             self.life.rates,
             self.kv.block_tokens,
             self.champion,
+            self.life.scratch.found,
         )
 
     def _give_up_running(self, found: Scan, now: int) -> Scan:
@@ -282,7 +286,7 @@ class Scheduler:
         # The champion passes the gates only when it would otherwise get nothing for too long.
         exempt = self.champion if self._champion_waits >= p.starving_slots else NO_ROW
         rules = np.array(
-            [
+            (
                 headroom,
                 bound_ns,
                 found.bare_ns if p.time_bound else np.inf,
@@ -294,38 +298,39 @@ class Scheduler:
                 hard,
                 exempt,
                 self.adapters.load_ns,
-            ]
+            ),
+            np.float64,
         )
-        return Filled(*grant(self.life, s, entries, self._planes, rules, limits), limits, bound_ns)
+        return Filled(*grant(self.life, s, entries, self._planes, rules, limits, now), limits, bound_ns)
 
     def _emit(self, filled: Filled, found: Scan, now: int) -> Decision:
         """Turn grants into a decision: attach, reserve, advance the table, record."""
         life, entries = self.life, filled.entries
-        granted: Records = np.empty(entries.size, ENTRY)
-        admitted, turned = np.empty((2, entries.size), np.int32)
-        n, n_new, n_turned = sift(entries, granted, admitted, turned)
-        granted = granted[:n]
+        sifted = np.empty((N_SIFTED, entries.size), np.int32)
+        n, n_new, n_turned, plain = sift(self.table.records, entries, sifted)
         if n_turned:
-            self.waiting.put_back(turned[:n_turned])
+            self.waiting.put_back(sifted[TURNED, :n_turned])
         if n_new:
-            attach(life, granted[admitted[:n_new]], now)
-        granted, copies = reserve(self.kv, granted)
-        served = self.champion == NO_ROW or bool((granted["row"] == self.champion).any())
-        self._champion_waits = 0 if served else self._champion_waits + 1
-        loads, stuck = np.empty((0, 2), np.int32), 0
+            new = entries if plain == n_new else entries[sifted[NEW_PLACES, :n_new]]
+            attach(life, new, sifted[NEW_ROWS, :n_new], sifted[NEW_STARTS, :n_new], plain == n_new, now)
+        places, rows, starts, ends = sifted[: ENDS + 1, :n]
+        places, copies = reserve(self.kv, places, rows, starts, ends)
+        loads, stuck = _NO_LOADS, 0
         if self.adapters.slots:
-            loads = self.adapters.bring_in(self.table.records, granted, life.slot)
+            loads = self.adapters.bring_in(self.table.records, entries, places, life.slot)
             stuck = count_passes(entries, self.adapters.records, life.slot)
-        flight, prefills = put_in_flight(
-            self.table.records, granted, life.slot, self._planes, filled.features, self.fairness,
-            loads, self.adapters.load_ns,
+        flight, prefills, served = put_in_flight(
+            self.table.records, entries, places, self.champion, life.slot, self._planes, filled.features,
+            self.fairness, loads, self.adapters.load_ns,
         )  # fmt: skip
+        served = served or self.champion == NO_ROW
+        self._champion_waits = 0 if served else self._champion_waits + 1
         decision = flight.decision
         decision.copies = copies
         decision.bound_ns = int(min(filled.bound_ns, NEVER_NS))
         starved = prefills == 0 and entries.size - stuck > found.counts[N_DECODES]
         self._slots_without_prefill = self._slots_without_prefill + 1 if starved else 0
-        if granted.size:
+        if places.size:
             self._inflight[life.slot] = flight
         record_slot(life, self.settings, entries, now)
         return decision

@@ -14,6 +14,10 @@ from kaiseki.core.lifecycle import Lifecycle
 from kaiseki.core.protocols import N_FEATURES, KVSpace, OutOfBlocks
 from kaiseki.core.table import NO_ROW, Records
 
+_ROWS, _TOKENS, _STARTS, _EPOCHS, _GROUPS = range(5)
+N_NUMBERS = 5
+"""What the int32 arrays of a decision are about, as they lie one behind the other."""
+
 
 @dataclass(slots=True)
 class InFlight:
@@ -33,34 +37,47 @@ class InFlight:
     charged: F64
 
 
-def attach(life: Lifecycle, admitted: Records, now: int) -> None:
-    """Give newly admitted rows the KV they can share, and mark them as running."""
-    rows, starts, parents = admitted["row"].copy(), admitted["start"].copy(), admitted["parent"]
-    forks = np.flatnonzero(parents != NO_ROW)
-    for i in forks.tolist():
-        life.kv.fork(int(parents[i]), int(rows[i]), int(starts[i]))
-        life.table.shared_tail[[rows[i], parents[i]]] = True
-    if forks.size < rows.size:
+def attach(life: Lifecycle, entries: Records, rows: I32, starts: I32, all_plain: bool, now: int) -> None:
+    """Give newly admitted rows the KV they can share, and mark them as running.
+
+    Args:
+        life: of the scheduler.
+        entries: ENTRY[n] of the rows.
+        rows, starts: int32[n], and where each begins to compute.
+        all_plain: none of them is a fork, or has brought its KV.
+        now: the time, ns.
+    """
+    if all_plain:
+        life.kv.attach(rows, starts)
+    else:
+        parents = entries["parent"]
+        for i in np.flatnonzero(parents != NO_ROW).tolist():
+            life.kv.fork(int(parents[i]), int(rows[i]), int(starts[i]))
+            life.table.shared_tail[[rows[i], parents[i]]] = True
         plain = (parents == NO_ROW) & ~life.table.brought[rows]
-        life.kv.attach(rows[plain], starts[plain])
+        if plain.any():
+            life.kv.attach(rows[plain], starts[plain])
     life.start(rows, starts, now)
 
 
-def reserve(kv: KVSpace, granted: Records) -> tuple[Records, I32]:
-    """Take blocks for the chunks; what does not fit after all is left out. Returns copies as well."""
-    rows, start = np.ascontiguousarray(granted["row"]), granted["start"]
-    end = start + granted["chunk"]
+def reserve(kv: KVSpace, places: I32, rows: I32, starts: I32, ends: I32) -> tuple[I32, I32]:
+    """Take blocks for chunks [start, end) of rows; what does not fit after all is left out.
+
+    Returns the `places` of the others, and the copies to make.
+    """
     try:
-        return granted, kv.reserve(rows, start, end)
+        return places, kv.reserve(rows, starts, ends)
     except OutOfBlocks:
-        fits = np.cumsum(kv.growth_need(rows, start, end)) <= kv.free_blocks()
-        return granted[fits], kv.reserve(rows[fits], start[fits], end[fits])
+        fits = np.cumsum(kv.growth_need(rows, starts, ends)) <= kv.free_blocks()
+        return places[fits], kv.reserve(rows[fits], starts[fits], ends[fits])
 
 
 @kernel
 def start_chunks(
     records: Records,
-    granted: Records,
+    entries: Records,
+    places: I32,
+    champion: int,
     slot: int,
     planes: F64,
     features: F64,
@@ -70,46 +87,45 @@ def start_chunks(
     counter: F64,
     weight: F64,
     lane_counter: F64,
-    rows: I32,
-    tokens: I32,
-    starts: I32,
     samples: Bool,
-    epochs: I32,
-    groups: I32,
+    numbers: I32,
     charged: F64,
-) -> int:
-    """Put chunks in flight; fills the last seven arrays, parallel to `granted`, and charges tenants.
+) -> tuple[int, bool]:
+    """Put the chunks of the entries at `places` in flight, and charge tenants.
 
-    They are predicted to take `predicted_ns`, and each load `load_ns` more. Returns how many are prefills.
+    They are predicted to take `predicted_ns`, and each load `load_ns` more. Fills, parallel to `places`,
+    `samples`, `charged` and, by what they are, `numbers`. Returns how many are prefills, and whether the
+    champion is among the rows.
     """
     gradient_ns(planes, features, slope)
-    total, prefills = 0.0, 0
-    for i in range(granted.size):
-        entry = granted[i]
+    total, prefills, served = 0.0, 0, False
+    for i in range(places.size):
+        entry = entries[places[i]]
         r = entry["row"]
         row = records[r]
         end = entry["start"] + entry["chunk"]
         sampled = end == row["prompt"] + row["outputs"] + row["pending"]
-        rows[i] = r
-        tokens[i] = entry["chunk"]
-        starts[i] = entry["start"]
+        numbers[_ROWS, i] = r
+        numbers[_TOKENS, i] = entry["chunk"]
+        numbers[_STARTS, i] = entry["start"]
+        numbers[_EPOCHS, i] = row["epoch"]
+        numbers[_GROUPS, i] = entry["group"]
         samples[i] = sampled
-        epochs[i] = row["epoch"]
-        groups[i] = entry["group"]
         charged[i] = share_ns(slope, entry["decode"], entry["start"], entry["chunk"])
         total += charged[i]
         prefills += not entry["decode"]
+        served = served or r == champion
         row["computed"] = end
         row["pending"] += sampled
         row["inflight_slot"] = slot
         row["shared_tail"] = False
     scale = predicted_ns / total if total > 0.0 else 0.0
-    for i in range(granted.size):
+    for i in range(places.size):
         charged[i] *= scale
-        if granted[i]["load"]:
+        if entries[places[i]]["load"]:
             charged[i] += load_ns
-        charge(groups[i], charged[i], counter, weight, lane_counter)
-    return prefills
+        charge(numbers[_GROUPS, i], charged[i], counter, weight, lane_counter)
+    return prefills, served
 
 
 @kernel
@@ -141,35 +157,28 @@ def recharge(
 
 def put_in_flight(
     records: Records,
-    granted: Records,
+    entries: Records,
+    places: I32,
+    champion: int,
     slot: int,
     planes: F64,
     features: F64,
     fairness: Fairness,
     loads: I32,
     load_ns: float,
-) -> tuple[InFlight, int]:
-    """Make the decision of granted entries; see `start_chunks`. Also returns the number of prefills.
+) -> tuple[InFlight, int, bool]:
+    """Make the decision of granted entries; see `start_chunks`, whose answers are returned as well.
 
     `loads`: see `Decision`; each takes `load_ns`.
     """
-    n = granted.size
+    n, f = places.size, fairness
     predicted = predict_ns(planes, features)
-    d = Decision(
-        slot=slot,
-        rows=np.empty(n, np.int32),
-        tokens=np.empty(n, np.int32),
-        starts=np.empty(n, np.int32),
-        samples=np.empty(n, np.bool_),
-        epochs=np.empty(n, np.int32),
-        loads=loads,
-        predicted_ns=int(predicted + load_ns * loads.shape[0]),
-    )
-    flight = InFlight(d, features, np.empty(n, np.int32), np.empty(n))
-    f = fairness
-    prefills = start_chunks(
-        records, granted, slot, planes, features, np.empty(N_FEATURES), predicted, load_ns,
-        f.counter, f.weight, f.lane_counter,
-        d.rows, d.tokens, d.starts, d.samples, d.epochs, flight.groups, flight.charged,
+    numbers, samples, charged = np.empty((N_NUMBERS, n), np.int32), np.empty(n, np.bool_), np.empty(n)
+    prefills, served = start_chunks(
+        records, entries, places, champion, slot, planes, features, np.empty(N_FEATURES), predicted, load_ns,
+        f.counter, f.weight, f.lane_counter, samples, numbers, charged,
     )  # fmt: skip
-    return flight, prefills
+    rows, tokens, starts, epochs, groups = numbers
+    predicted_ns = int(predicted + load_ns * loads.shape[0])
+    decision = Decision(slot, rows, tokens, starts, samples, epochs, loads=loads, predicted_ns=predicted_ns)
+    return InFlight(decision, features, groups, charged), prefills, served

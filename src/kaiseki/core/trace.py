@@ -78,14 +78,44 @@ def write_notes(
         record["amount"] = amounts[min(i, amounts.size - 1)]
 
 
-class Trace:
-    """Records since the last drain. Grows when a slot touches more than there is room for."""
+class Log:
+    """Records as they are written, handed out piece by piece without a copy: none is written twice."""
 
-    def __init__(self, capacity: int = 4096) -> None:
-        self._records: npt.NDArray[np.void] = np.zeros(capacity, RECORD)
-        self._count = 0
-        self._cutoffs: npt.NDArray[np.void] = np.zeros(64, CUTOFF)
-        self._cutoff_count = 0
+    def __init__(self, dtype: np.dtype[np.void], chunk: int) -> None:
+        self._records: npt.NDArray[np.void] = np.empty(chunk, dtype)
+        self._chunk = chunk
+        self._from = self._count = 0
+
+    def room(self, n: int) -> npt.NDArray[np.void]:
+        """`n` records behind the newest one, to be written and then counted by `wrote`."""
+        if self._count + n > self._records.size:
+            pending = self._records[self._from : self._count]
+            self._records = np.empty(2 * (pending.size + n) + self._chunk, self._records.dtype)
+            self._records[: pending.size] = pending
+            self._from, self._count = 0, pending.size
+        return self._records[self._count : self._count + n]
+
+    def wrote(self, n: int) -> None:
+        """The first `n` of the records that `room` gave are valid."""
+        self._count += n
+
+    def drain(self) -> npt.NDArray[np.void]:
+        """Everything since the last call."""
+        start, self._from = self._from, self._count
+        return self._records[start : self._count]
+
+
+class Trace:
+    """Records since the last drain, and the cutoffs in force.
+
+    Attributes:
+        records: RECORD, of touched requests.
+        cutoffs: CUTOFF, those that came into force.
+    """
+
+    def __init__(self, chunk: int = 4096) -> None:
+        self.records = Log(RECORD, chunk)
+        self.cutoffs = Log(CUTOFF, chunk)
         self._cuts = np.zeros(0, CUT)
 
     def note(
@@ -103,17 +133,8 @@ class Trace:
         if n == 0:
             return
         amounts = amount if isinstance(amount, np.ndarray) else np.array([amount], np.float64)
-        write_notes(self.room(n), slot, now, seqs, int(event), int(reason), amounts, other)
-        self._count += n
-
-    def room(self, n: int) -> npt.NDArray[np.void]:
-        """RECORD[n] behind the newest record, to be written and then counted by `wrote`."""
-        self._records = _roomy(self._records, self._count + n)
-        return self._records[self._count : self._count + n]
-
-    def wrote(self, n: int) -> None:
-        """The first `n` of the records that `room` gave are valid."""
-        self._count += n
+        write_notes(self.records.room(n), slot, now, seqs, int(event), int(reason), amounts, other)
+        self.records.wrote(n)
 
     def cuts(self, tenants: int) -> npt.NDArray[np.void]:
         """CUT[tenants]: the cutoffs in force, by tenant."""
@@ -124,24 +145,6 @@ class Trace:
             self._cuts = np.concatenate([self._cuts, fresh])
         return self._cuts[:tenants]
 
-    def cutoff_room(self, n: int) -> npt.NDArray[np.void]:
-        """CUTOFF[n] behind the newest, to be written and then counted by `cut`."""
-        self._cutoffs = _roomy(self._cutoffs, self._cutoff_count + n)
-        return self._cutoffs[self._cutoff_count : self._cutoff_count + n]
-
-    def cut(self, n: int) -> None:
-        """The first `n` of the cutoffs that `cutoff_room` gave are valid."""
-        self._cutoff_count += n
-
     def drain(self) -> tuple[npt.NDArray[np.void], npt.NDArray[np.void]]:
         """Everything since the last call: RECORD[n], and CUTOFF[k] that came into force."""
-        records, self._count = self._records[: self._count].copy(), 0
-        cutoffs, self._cutoff_count = self._cutoffs[: self._cutoff_count].copy(), 0
-        return records, cutoffs
-
-
-def _roomy(array: npt.NDArray[np.void], size: int) -> npt.NDArray[np.void]:
-    """The array, doubled until it has room for so many."""
-    while array.size < size:
-        array = np.concatenate([array, np.zeros_like(array)])
-    return array
+        return self.records.drain(), self.cutoffs.drain()

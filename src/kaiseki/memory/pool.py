@@ -135,7 +135,7 @@ class BlockPool:
     @property
     def block_tokens(self) -> int:
         """Tokens per block (page)."""
-        return int(self._counters[PAGE])
+        return self._counters.item(PAGE)
 
     @property
     def total_blocks(self) -> int:
@@ -144,11 +144,11 @@ class BlockPool:
 
     def free_blocks(self) -> int:
         """Blocks that can be reserved now: unowned ones and cached ones nobody uses."""
-        return int(self._counters[FREE] + self._counters[CACHED])
+        return self._counters.item(FREE) + self._counters.item(CACHED)
 
     def live_blocks(self) -> int:
         """Blocks that some row holds, shared ones once."""
-        return int(self._counters[LIVE])
+        return self._counters.item(LIVE)
 
     def stats(self) -> PoolStats:
         """Counters since the start, and how many blocks are cached and in limbo."""
@@ -294,8 +294,8 @@ class BlockPool:
 
     def retire(self, slot: int) -> None:
         """The result of `slot` was applied: what was fenced by it, or by earlier slots, is free."""
-        if slot > self._counters[RETIRED]:
-            if self._counters[WAITING_HEAD] < 0:
+        if slot > self._counters.item(RETIRED):
+            if self._counters.item(WAITING_HEAD) < 0:
                 self._counters[RETIRED] = slot
             else:
                 changes.retire(*self._state, slot)

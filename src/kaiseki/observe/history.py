@@ -11,11 +11,20 @@ import numpy as np
 import numpy.typing as npt
 
 from kaiseki.core.endings import Ending
+from kaiseki.core.jit import kernel
 from kaiseki.core.reasons import Outcome, Reason
 from kaiseki.core.requests import Request
 from kaiseki.core.trace import CUTOFF, RECORD
 
 SLOT = np.dtype([("slot", np.int64), ("decided_ns", np.int64)])
+
+
+@kernel
+def write_around(ring: npt.NDArray[np.void], at: int, records: npt.NDArray[np.void]) -> None:
+    """Write records from place `at` on, and on from the beginning where the ring ends."""
+    for i in range(records.size):
+        ring[at] = records[i]
+        at = at + 1 if at + 1 < ring.size else 0
 
 
 class Ring:
@@ -31,10 +40,7 @@ class Ring:
             return
         size = self._data.size
         records = records[-size:]
-        at = self._written % size
-        room = min(size - at, records.size)
-        self._data[at : at + room] = records[:room]
-        self._data[: records.size - room] = records[room:]
+        write_around(self._data, self._written % size, records)
         self._written += records.size
 
     def append(self, *fields: float) -> None:
