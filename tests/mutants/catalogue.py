@@ -10,6 +10,7 @@ FILLING = "tests/core/test_filling.py"
 FAIRNESS = "tests/core/test_fairness.py"
 QUEUES = "tests/core/test_table_and_queues.py"
 REPOSSESSION = "tests/core/test_repossession.py"
+ADAPTERS = "tests/core/test_adapters.py"
 POOL = "tests/memory/test_pool.py"
 POOL_MACHINE = "tests/memory/test_pool_machine.py"
 
@@ -332,5 +333,54 @@ MUTANTS = (
         "stopped = life.table.preempted_slot[rows] == life.slot",
         "stopped = life.table.preempted_slot[rows] > life.slot",
         (REPOSSESSION, MACHINE),
+    ),
+    Mutant(
+        "an adapter stays while a running request needs it",
+        "core/adapters.py",
+        'return bool(one["pins"] > 0 or (',
+        "return bool((",
+        (ADAPTERS,),
+    ),
+    Mutant(
+        "who stops needs its adapter no more",
+        "core/adapters.py",
+        '            one["pins"] -= 1\n',
+        "",
+        (ADAPTERS,),
+    ),
+    Mutant(
+        "the adapter used longest ago goes first",
+        "core/adapters.py",
+        'one["used"] < adapters[held[chosen]]["used"]',
+        'one["used"] > adapters[held[chosen]]["used"]',
+        (ADAPTERS,),
+    ),
+    Mutant(
+        "an adapter takes one of the slots that are left",
+        "core/filling.py",
+        "        limits[L_ADAPTERS] -= 1\n",
+        "        limits[L_ADAPTERS] -= 0\n",
+        (ADAPTERS,),
+    ),
+    Mutant(
+        "a load counts against the bound",
+        "core/filling.py",
+        "        within = rules[R_BOUND_NS] / rules[R_HEADROOM] - loading\n",
+        "        within = rules[R_BOUND_NS] / rules[R_HEADROOM]\n",
+        (ADAPTERS,),
+    ),
+    Mutant(
+        "a load is paid by whom it is done for",
+        "core/starting.py",
+        "            charged[i] += load_ns\n",
+        "            charged[i] += 0.0\n",
+        (ADAPTERS,),
+    ),
+    Mutant(
+        "a load makes a request less urgent",
+        "policies/kaiseki.py",
+        "out += view.load_ns / (self.tau_ms * 1e6)",
+        "out += 0.0 * view.load_ns",
+        (ADAPTERS,),
     ),
 )
