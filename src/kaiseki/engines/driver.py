@@ -38,6 +38,7 @@ from kaiseki.engines.status import Health, state_of
 from kaiseki.engines.updates import Sink, Update
 from kaiseki.observe.explain import explain
 from kaiseki.observe.history import History, Story
+from kaiseki.observe.live import Live, Slots
 from kaiseki.observe.metrics import Bins
 
 _log = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class Driver:
         self.clock = clock or MonotonicClock()
         self.metrics = bins or Bins()
         self.history = History()
+        self.slots = Slots()
         self.after_slot = after_slot
         self._stall_s = stall_s
         self._recovery = recovery or Recovery()
@@ -181,6 +183,11 @@ class Driver:
         """Why a request waited, was refused, was preempted; None for an unknown or long-forgotten id."""
         with self._lock:
             return explain(self.history, request_id, self.clock.now_ns())
+
+    def live(self, since: int, tenant: str | None = None) -> dict[str, Any]:
+        """What a live view shows: what ran after slot `since`, who runs, and who waits for what."""
+        with self._lock:
+            return Live(self.scheduler, self.history, self.slots, tenant).document(since, self.clock.now_ns())
 
     def recent(self, limit: int, tenant: str | None = None) -> list[dict[str, Any]]:
         """The newest requests, of one tenant or of all."""
@@ -309,6 +316,7 @@ class Driver:
             self._candidate_ns += 0.1 * (spent / looked - self._candidate_ns)
             records, cutoffs = self.scheduler.trace.drain()
             self.history.slot(decision.slot, now, records, cutoffs)
+            self.slots.decided(decision, self.scheduler.table.seq[decision.rows])
             report_slot(self.metrics, self.scheduler, decision, spent, records, cutoffs)
             self._sessions.emit_endings(self.scheduler.take_endings(), {})
             return decision
@@ -322,6 +330,7 @@ class Driver:
             self.scheduler.quantum.observe(spent, result.ended_ns - result.started_ns)
             self._decided_ns = 0
             self._rest(again, result.ended_ns)
+            self.slots.stepped(result)
             self.history.note(self.scheduler.trace.drain()[0])  # no decision may follow
             endings = {e.row: e for e in self.scheduler.take_endings()}
             untold = self._sessions.emit_tokens(result, applied, endings)

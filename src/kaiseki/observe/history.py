@@ -134,6 +134,10 @@ class History:
         """Request id of an arrival sequence."""
         return self._by_seq.get(seq)
 
+    def story_of(self, seq: int) -> Story | None:
+        """What is known of the request with an arrival sequence."""
+        return self._stories.get(self._by_seq.get(seq, ""))
+
     def recent(self, limit: int, tenant: str | None) -> list[dict[str, Any]]:
         """Newest requests first, in one line each; only those of `tenant` unless it is None."""
         found: list[dict[str, Any]] = []

@@ -288,6 +288,18 @@ class Bins:
             self._fold_service()
             yield
 
+    def attainment(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """Requests that attained and that missed their SLO so far, by tenant and class."""
+        with self.reading():
+            tenants = (*self.tenants, *[""] * (self.max_tenants - len(self.tenants)), OTHER)
+            classes = (*self.classes, *[""] * (MAX_CLASSES - len(self.classes)), OTHER)
+            found = {}
+            for group in np.flatnonzero(self.attained.any(axis=1)).tolist():
+                tenant, cls = divmod(group, self.n_classes)
+                missed, attained = self.attained[group].tolist()
+                found[tenants[tenant], classes[cls]] = attained, missed
+            return found
+
     def _tally(self, tokens: Records) -> None:
         t, g = self.ttft, self.gap
         first, offset = self._tenant_base, self._class_of

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from kaiseki.observe.exposition import expose
 from kaiseki.server.errors import REASON_HEADER, ApiError, invalid, retry_after
+from kaiseki.server.identity import Caller
 from kaiseki.server.service import Service
 
 MAX_RECENT = 1000
@@ -67,31 +68,49 @@ async def explain(http: HttpRequest, service: Service) -> Response:
 async def recent(http: HttpRequest, service: Service) -> Response:
     """GET /kaiseki/v1/requests?limit=N: newest first."""
     caller = service.directory.admin(http.headers)
-    text = http.query_params.get("limit", "100")
-    short = len(text) <= len(str(MAX_RECENT))  # what is longer may be longer than `int` takes
-    if not (short and text.isdecimal() and 1 <= int(text) <= MAX_RECENT):
-        raise invalid("limit", f"must be a whole number from 1 to {MAX_RECENT}", text)
+    limit = whole(http, "limit", 100, 1, MAX_RECENT)
     tenant = None if caller.operator else caller.charged
-    requests = await asyncio.to_thread(service.driver.recent, int(text), tenant)
+    requests = await asyncio.to_thread(service.driver.recent, limit, tenant)
     return _json({"requests": requests})
+
+
+def whole(http: HttpRequest, name: str, default: int, least: int, most: int) -> int:
+    """A whole number from the query string.
+
+    Raises:
+        ApiError: 400 when it is none, or outside of what is allowed.
+    """
+    text = http.query_params.get(name, str(default))
+    short = len(text) <= len(str(most))  # what is longer may be longer than `int` takes
+    if not (short and text.isdecimal() and least <= int(text) <= most):
+        raise invalid(name, f"must be a whole number from {least} to {most}", text)
+    return int(text)
 
 
 async def state(http: HttpRequest, service: Service) -> Response:
     """GET /kaiseki/v1/state: everything for an operator, a tenant's own part for a tenant."""
     caller = service.directory.admin(http.headers)
-    document = await asyncio.to_thread(service.driver.snapshot)
+    return _json(await asyncio.to_thread(state_for, caller, service))
+
+
+def state_for(caller: Caller, service: Service) -> dict[str, Any]:
+    """The part of the state document that a caller may see."""
+    document = service.driver.snapshot()
     if not caller.operator:
         own = document.get("tenants", {}).get(caller.charged)
         kept = ("slot", "policy", "draining")
         document = {key: document[key] for key in kept if key in document}
         document["tenants"] = {} if own is None else {caller.charged: own}
-    return _json(document)
+    return document
+
+
+def encode(document: Any) -> bytes:
+    """JSON of what the core reports: NumPy numbers as numbers, infinities as null."""
+    return to_json(document, inf_nan_mode="null", fallback=lambda value: value.tolist())
 
 
 def _json(document: Any) -> Response:
-    """JSON of what the core reports: NumPy numbers as numbers, infinities as null."""
-    data = to_json(document, inf_nan_mode="null", fallback=lambda value: value.tolist())
-    return Response(data, media_type="application/json")
+    return Response(encode(document), media_type="application/json")
 
 
 def _model(service: Service) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from kaiseki import __version__
 from kaiseki.config import Settings
-from kaiseki.server import admin, openapi
+from kaiseki.server import admin, dashboard, openapi
 from kaiseki.server.bodies import ChatRequest, CompletionRequest
 from kaiseki.server.chat import chat_completions
 from kaiseki.server.completions import completions
@@ -54,7 +54,7 @@ def create_app(driver: DriverLike, model: TextModel, settings: Settings, backlog
     _add_post(app, "/v1/completions", completions, CompletionRequest)
     json = ["application/json"]
     model_id, request_id = openapi.path_parameter("model_id"), openapi.path_parameter("request_id")
-    limit = openapi.limit_parameter(admin.MAX_RECENT)
+    limit = openapi.number_parameter("limit", 1, admin.MAX_RECENT, default=100)
     _add_get(app, "/v1/models", admin.models, openapi.answers([400, 401], json))
     _add_get(app, "/v1/models/{model_id:path}", admin.model, openapi.answers([400, 401, 404], json), model_id)
     _add_get(app, "/health", admin.health, openapi.health_answers())
@@ -63,6 +63,18 @@ def create_app(driver: DriverLike, model: TextModel, settings: Settings, backlog
     one = openapi.answers([400, 401, 404], json)
     _add_get(app, "/kaiseki/v1/requests/{request_id}", admin.explain, one, request_id)
     _add_get(app, "/kaiseki/v1/state", admin.state, openapi.answers([400, 401], json))
+    interval = openapi.number_parameter("interval_ms", *dashboard.INTERVAL_MS, default=500)
+    stream = openapi.answers([400, 401, 429], ["text/event-stream"])
+    app.add_api_route(
+        "/kaiseki/v1/live",
+        _endpoint(dashboard.live),
+        response_class=Response,
+        responses=stream,
+        openapi_extra={"parameters": [interval]},
+    )
+    page = openapi.answers([401, 404], list(dashboard.ASSETS.values()))
+    _add_get(app, "/dashboard", dashboard.page, page)
+    _add_get(app, "/dashboard/{name}", dashboard.asset, page, openapi.path_parameter("name"))
     return app
 
 

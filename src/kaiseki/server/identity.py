@@ -11,6 +11,7 @@ other: a tenant that splits itself into twenty ids must not get twenty shares.
 
 from __future__ import annotations
 
+import base64
 import hmac
 import ipaddress
 from collections.abc import Mapping
@@ -79,11 +80,11 @@ class Directory:
         return self.caller(headers)
 
     def _owner(self, authorization: str) -> str:
-        scheme, _, key = authorization.partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
+        key = _key_of(authorization)
+        if not key:
             message = "An API key is required: send 'Authorization: Bearer KEY'."
             raise ApiError(401, message, code="missing_api_key")
-        given = key_digest(key.strip())
+        given = key_digest(key)
         owner = None
         for digest, name in self._digests:  # all of them, so that the time says nothing about the match
             if hmac.compare_digest(digest, given):
@@ -91,6 +92,19 @@ class Directory:
         if owner is None:
             raise ApiError(401, "The API key is not valid.", code="invalid_api_key")
         return owner
+
+
+def _key_of(authorization: str) -> str:
+    """The key in an Authorization header; a browser sends it as the password, whatever the user's name."""
+    scheme, _, rest = authorization.partition(" ")
+    if scheme.lower() == "bearer":
+        return rest.strip()
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(rest.strip(), validate=True).decode().partition(":")[2].strip()
+        except ValueError:
+            return ""
+    return ""
 
 
 def _fairness_id(headers: Mapping[str, str]) -> str | None:

@@ -68,10 +68,10 @@ def path_parameter(name: str) -> dict[str, Any]:
     return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 
 
-def limit_parameter(most: int) -> dict[str, Any]:
-    """`?limit=N`."""
-    schema = {"type": "integer", "minimum": 1, "maximum": most, "default": 100}
-    return {"name": "limit", "in": "query", "required": False, "schema": schema}
+def number_parameter(name: str, least: int, most: int, default: int) -> dict[str, Any]:
+    """`?name=N`, a whole number."""
+    schema = {"type": "integer", "minimum": least, "maximum": most, "default": default}
+    return {"name": name, "in": "query", "required": False, "schema": schema}
 
 
 def header_parameters() -> list[dict[str, Any]]:

@@ -68,6 +68,10 @@ class DriverLike(Protocol):
         """The state document."""
         ...
 
+    def live(self, since: int, tenant: str | None) -> dict[str, Any]:
+        """What ran after slot `since` and how things stand, of one tenant or of all."""
+        ...
+
     def explain(self, request_id: str) -> dict[str, Any] | None:
         """The explain document of an open or recent request."""
         ...

@@ -64,6 +64,7 @@ class Service:
         self.settings = settings
         self.directory = Directory(settings, settings.server.host)
         self.draining = False
+        self.views = 0  # dashboards that are open
         self.started_s = int(time.time())
         self._targets = Targets(settings, self.directory)
         self._gate = Gate(backlog, driver.metrics, settings.scheduling)
