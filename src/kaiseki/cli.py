@@ -17,10 +17,12 @@ from kaiseki.commands.calibrate import calibrate
 from kaiseki.commands.check import check
 from kaiseki.commands.common import Command
 from kaiseki.commands.demo import demo
+from kaiseki.commands.doctor import doctor
 from kaiseki.commands.explain import explain
 from kaiseki.commands.pull import pull
 from kaiseki.commands.serve import serve
 from kaiseki.commands.sim import sim
+from kaiseki.commands.top import top
 
 app = typer.Typer(
     name="kaiseki",
@@ -29,7 +31,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, pull, check, explain, demo, calibrate, sim, advise):
+for command in (serve, pull, check, explain, doctor, top, demo, calibrate, sim, advise):
     app.command(cls=Command)(command)
 app.add_typer(bench, name="bench")
 

@@ -173,6 +173,9 @@ class FakeDriver:
             "kv": {"total_blocks": 10},
         }
 
+    def live(self, since: int, tenant: str | None) -> dict[str, Any]:
+        return {"slot": since, "slots": [], "requests": []}
+
     def explain(self, request_id: str) -> dict[str, Any] | None:
         return self.documents.get(request_id)
 

@@ -26,16 +26,17 @@ def explain(
 
     Example: kaiseki explain chatcmpl-5f0c1d --url http://127.0.0.1:8000
     """
-    document = _fetch(request_id, url, key)
+    document = fetch(request_id, url, key)
     if json is not None:
         write_json(document, json)
     elif sys.stdout.isatty():
         _draw(document)
     else:
-        typer.echo("\n".join(_lines(document)))
+        typer.echo("\n".join(lines_of(document)))
 
 
-def _fetch(request_id: str, url: str, key: str | None) -> dict[str, Any]:
+def fetch(request_id: str, url: str, key: str | None) -> dict[str, Any]:
+    """The explain document of a request; ends the command with a message where there is none."""
     from urllib.parse import quote
 
     import httpx
@@ -80,8 +81,8 @@ def _event(entry: dict[str, Any]) -> tuple[str, str, str, str, str]:
     return slot, f"{entry.get('t_ms') or 0:.1f}", event, reason, detail
 
 
-def _lines(document: dict[str, Any]) -> list[str]:
-    """For files and pipes."""
+def lines_of(document: dict[str, Any]) -> list[str]:
+    """An explain document as lines, for files and pipes."""
     lines = [str(document.get("summary", "")), ""]
     lines += [f"{name}: {value}" for name, value in _facts(document)]
     lines += ["", "slot\tms\tevent\treason\tdetail"]

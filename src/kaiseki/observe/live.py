@@ -157,7 +157,7 @@ class Live:
 
     def _why(self, tenant: int, own: Reason) -> Reason:
         """Why a request waits: its own reason where it was looked at, else where its queue was cut."""
-        if own is not Reason.NONE:
+        if own not in (Reason.NONE, Reason.SELECTED):
             return own
         cuts = self._s.trace.cuts(len(self._s.fairness.names))
         code = int(cuts["reason"][tenant])

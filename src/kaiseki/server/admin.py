@@ -16,6 +16,8 @@ from kaiseki.server.service import Service
 
 MAX_RECENT = 1000
 METRICS_TYPES = ("text/plain", "application/openmetrics-text")
+_TOLD = {"scheduling", "memory", "classes"}
+"""Sections of the settings in the state document; the others name keys and machines."""
 BODY_ID_PREFIXES = ("chatcmpl-", "cmpl-")
 
 
@@ -96,7 +98,9 @@ async def state(http: HttpRequest, service: Service) -> Response:
 def state_for(caller: Caller, service: Service) -> dict[str, Any]:
     """The part of the state document that a caller may see."""
     document = service.driver.snapshot()
-    if not caller.operator:
+    if caller.operator:
+        document["settings"] = service.settings.model_dump(mode="json", include=_TOLD)
+    else:
         own = document.get("tenants", {}).get(caller.charged)
         kept = ("slot", "policy", "draining")
         document = {key: document[key] for key in kept if key in document}

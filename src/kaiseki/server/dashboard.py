@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from importlib.resources import files
 from typing import Any
@@ -25,7 +26,12 @@ ASSETS = {
 MOST_VIEWS = 16
 """Streams at a time: each looks at the scheduler under its lock."""
 INTERVAL_MS = (100, 10_000)
-_HEADERS = {"content-security-policy": "default-src 'self'", "cache-control": "no-cache"}
+_LOOK_S = 0.25
+"""How often a stream looks whether anybody is still there, and whether the server ends."""
+_HEADERS = {
+    "content-security-policy": "default-src 'self'; img-src 'self' data:",
+    "cache-control": "no-cache",
+}
 
 
 async def page(http: HttpRequest, service: Service) -> Response:
@@ -46,7 +52,8 @@ async def live(http: HttpRequest, service: Service) -> Response:
         message = f"{MOST_VIEWS} live views are open already."
         raise ApiError(429, message, code="too_many_views", retry_after_s=5.0)
     service.views += 1
-    return EventStream(_events(caller, service, interval_ms / 1e3), lambda: _closed(service), {})
+    events = _events(http, caller, service, interval_ms / 1e3)
+    return EventStream(events, lambda: _closed(service), {})
 
 
 def document(caller: Caller, service: Service, since: int) -> dict[str, Any]:
@@ -66,13 +73,17 @@ def document(caller: Caller, service: Service, since: int) -> dict[str, Any]:
     }
 
 
-async def _events(caller: Caller, service: Service, interval_s: float) -> AsyncGenerator[bytes, None]:
-    since = -1
-    while not service.draining:
-        found = await asyncio.to_thread(document, caller, service, since)
-        since = found["slot"]
-        yield b"data: " + encode(found) + b"\n\n"
-        await asyncio.sleep(interval_s)
+async def _events(
+    http: HttpRequest, caller: Caller, service: Service, interval_s: float
+) -> AsyncGenerator[bytes, None]:
+    since, due = -1, 0.0
+    while not service.draining and not await http.is_disconnected():
+        now = time.monotonic()
+        if now >= due:
+            found = await asyncio.to_thread(document, caller, service, since)
+            since, due = found["slot"], now + interval_s
+            yield b"data: " + encode(found) + b"\n\n"
+        await asyncio.sleep(min(interval_s, _LOOK_S))
 
 
 def _closed(service: Service) -> None:

@@ -169,10 +169,10 @@ function drawLanes() {
     row.id = `r-${r.request}`;
     row.dataset.request = r.request;
     row.setAttribute("aria-selected", String(r.request === selected));
-    const state = r.state === "running" ? `${r.output_tokens} out` : (r.reason ?? r.state).replaceAll("_", " ");
+    const state = r.state === "running" ? `→ ${r.output_tokens}` : (r.reason ?? r.state).replaceAll("_", " ");
     row.title = `${r.request}: ${r.tenant}/${r.class}, ${r.prompt_tokens} prompt tokens, ${r.output_tokens} output tokens, `
       + `${(r.age_ms / 1000).toFixed(1)} s old${r.demoted ? ", demoted" : ""}${r.reason ? `, waits: ${r.reason}` : ""}`;
-    row.firstChild.replaceChildren(`${r.tenant}/${r.class} `, element("em", `${r.prompt_tokens} tok · ${state}`));
+    row.firstChild.replaceChildren(`${r.tenant}/${r.class} `, element("em", `${r.prompt_tokens} ${state}`));
   });
   if (selected) list.setAttribute("aria-activedescendant", `r-${selected}`);
   lanes.windowMs = Number($("window").value) * 1000;
@@ -198,20 +198,31 @@ function take(event) {
   drawLanes();
 }
 
+function drawWaits(waits, total) {
+  const reasons = new Map();
+  for (const w of waits) {
+    const entry = reasons.get(w.reason) ?? { ms: 0, detail: w.detail, others: [] };
+    entry.ms += w.ms;
+    if (w.yielded_to) entry.others.push(w.yielded_to);
+    reasons.set(w.reason, entry);
+  }
+  const rows = [...reasons].sort((a, b) => b[1].ms - a[1].ms).map(([name, r]) => {
+    const box = element("div");
+    const some = r.others.slice(0, 2).join(", ") + (r.others.length > 2 ? ` and ${r.others.length - 2} more` : "");
+    box.append(
+      bar(name.replaceAll("_", " "), [[r.ms / total, style("waits")]], `${r.ms.toFixed(0)} ms, ${percent(r.ms / total)}`),
+      element("p", `${r.detail}${some ? `; in favour of ${some}` : ""}`, { class: "note" }));
+    return box;
+  });
+  fill("story-waits", rows, "It did not wait.");
+}
+
 async function explain(request) {
   const answer = await fetch(`/kaiseki/v1/requests/${encodeURIComponent(request)}`);
   const found = await answer.json();
   $("story-title").textContent = request;
   $("story-summary").textContent = answer.ok ? found.summary : found.error.message;
-  const waits = found.waits ?? [];
-  const total = Math.max(1, found.total_wait_ms ?? 1);
-  fill("story-waits", waits.map((w) => {
-    const row = bar(w.reason.replaceAll("_", " "), [[w.ms / total, style("waits")]], `${w.ms.toFixed(0)} ms`);
-    const whom = w.yielded_to ? `, in favour of ${w.yielded_to}` : "";
-    const both = element("div");
-    both.append(row, element("p", `${w.detail}${whom}`, { class: "note" }));
-    return both;
-  }), "It did not wait.");
+  drawWaits(found.waits ?? [], Math.max(1, found.total_wait_ms ?? 1));
   const changes = found.counterfactuals ?? [];
   $("story-counterfactuals").replaceChildren(...(changes.length ? changes : ["Nothing that is known."]).map((c) =>
     element("li", typeof c === "string" ? c : c.text ?? JSON.stringify(c))));
