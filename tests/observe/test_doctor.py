@@ -14,10 +14,18 @@ from kaiseki.observe.doctor.readings import Readings, parse
 from kaiseki.observe.exposition import expose
 
 SETTINGS = {
-    "scheduling": {"policy": "kaiseki", "max_waiting_tokens": 0, "decide_share": 0.2, "quantum_tokens": 16,
-                   "policy_settings": {"tau_ms": 1000.0}},
-    "classes": {"chat": {"ttft_ms": 500, "tbt_ms": 60, "weight": 4.0}, "bulk": {"deadline_s": 60, "weight": 1.0}},
-}  # fmt: skip
+    "scheduling": {
+        "policy": "kaiseki",
+        "max_waiting_tokens": 0,
+        "decide_share": 0.2,
+        "quantum_tokens": 16,
+        "policy_settings": {"tau_ms": 1000.0},
+    },
+    "classes": {
+        "chat": {"ttft_ms": 500, "tbt_ms": 60, "weight": 4.0},
+        "bulk": {"deadline_s": 60, "weight": 1.0},
+    },
+}
 EDGES = {
     "vllm:time_to_first_token_seconds": (0.1, 0.5, 1, 5, 10),
     "vllm:inter_token_latency_seconds": (0.02, 0.05, 0.1, 0.5),
@@ -87,11 +95,15 @@ def with_settings(**scheduling: Any) -> dict[str, Any]:
 SLOW = {"vllm:time_to_first_token_seconds": [4.0] * 40}
 QUEUED = SLOW | {"vllm:request_queue_time_seconds": [4.0] * 40, "vllm:num_requests_waiting": 9}
 QUIET = {
-    "vllm:prompt_tokens_total": 0, "vllm:generation_tokens_total": 0, "vllm:prefix_cache_queries_total": 0,
-    "vllm:prefix_cache_hits_total": 0, 'vllm:request_success_total{finished_reason="stop"}': 0,
-    "vllm:time_to_first_token_seconds": [], "vllm:inter_token_latency_seconds": [],
+    "vllm:prompt_tokens_total": 0,
+    "vllm:generation_tokens_total": 0,
+    "vllm:prefix_cache_queries_total": 0,
+    "vllm:prefix_cache_hits_total": 0,
+    'vllm:request_success_total{finished_reason="stop"}': 0,
+    "vllm:time_to_first_token_seconds": [],
+    "vllm:inter_token_latency_seconds": [],
     "vllm:request_queue_time_seconds": [],
-}  # fmt: skip
+}
 LINES = [{"request": f"r{i}", "prompt_tokens": 200, "ttft_ms": 150.0} for i in range(20)]
 PLANTED: dict[str, tuple[dict[str, Any], dict[str, Any] | None, list[dict[str, Any]]]] = {
     "admission_queue": (QUEUED | {'kaiseki_cutoffs_total{reason="no_row"}': 500}, None, []),
@@ -100,19 +112,30 @@ PLANTED: dict[str, tuple[dict[str, Any], dict[str, Any] | None, list[dict[str, A
     "decodes_too_many": ({"vllm:inter_token_latency_seconds": [0.09] * 400}, None, []),
     "few_prefix_hits": ({"vllm:prefix_cache_hits_total": 200}, None, []),
     "hash_granularity": (
-        {"vllm:prefix_cache_hits_total": 200, "vllm:request_prompt_tokens": [18] * 40}, None, []),
+        {"vllm:prefix_cache_hits_total": 200, "vllm:request_prompt_tokens": [18] * 40},
+        None,
+        [],
+    ),
     "slow_transfers": ({"vllm:nixl_xfer_time_seconds": [0.004] * 20}, None, []),
     "losing_speculation": (
         {"vllm:spec_decode_num_draft_tokens_total": 1000, "vllm:spec_decode_num_accepted_tokens_total": 150},
-        None, []),
+        None,
+        [],
+    ),
     "large_prompts_wait": (
-        {}, None, [*LINES, {"request": "big", "prompt_tokens": 40_000, "ttft_ms": 9000.0}]),
+        {},
+        None,
+        [*LINES, {"request": "big", "prompt_tokens": 40_000, "ttft_ms": 9000.0}],
+    ),
     "kv_full": ({"vllm:kv_cache_usage_perc": 0.97, "vllm:num_requests_waiting": 3}, None, []),
     "preemptions": ({"vllm:num_preemptions_total": 30}, None, []),
     "errors": ({'vllm:request_success_total{finished_reason="error"}': 5}, None, []),
     "stuck_engine": (QUIET, None, []),
     "lagging_gauges": (
-        {'vllm:request_success_total{finished_reason="stop"}': 0, "vllm:num_requests_running": 0}, None, []),
+        {'vllm:request_success_total{finished_reason="stop"}': 0, "vllm:num_requests_running": 0},
+        None,
+        [],
+    ),
     "low_throughput": ({"vllm:generation_tokens_total": 40, "vllm:prompt_tokens_total": 300}, None, []),
     "adapter_waits": ({'kaiseki_cutoffs_total{reason="adapter"}': 50}, None, []),
     "quantum_too_fine": ({"kaiseki_decide_seconds": [0.012] * 200}, None, []),
@@ -120,10 +143,16 @@ PLANTED: dict[str, tuple[dict[str, Any], dict[str, Any] | None, list[dict[str, A
     "budget_ignored": ({}, with_settings(budget_tokens=512), []),
     "tau_too_low": ({}, with_settings(policy_settings={"tau_ms": 1.0}), []),
     "queue_limit_too_high": (
-        {"vllm:num_requests_waiting": 5, 'kaiseki_requests_total{outcome="expired"}': 7}, None, []),
+        {"vllm:num_requests_waiting": 5, 'kaiseki_requests_total{outcome="expired"}': 7},
+        None,
+        [],
+    ),
     "queue_limit_too_low": (
-        {'kaiseki_refusals_total{reason="queue_full"}': 7}, with_settings(max_waiting_tokens=100), []),
-}  # fmt: skip
+        {'kaiseki_refusals_total{reason="queue_full"}': 7},
+        with_settings(max_waiting_tokens=100),
+        [],
+    ),
+}
 
 
 def test_health() -> None:
@@ -168,7 +197,7 @@ def test_it_reads_what_our_own_server_exports() -> None:
         bench.submit(job(f"r{i}", 2000, 100), list(range(2000)))
     for _ in range(600):
         bench.driver.step()
-    text = expose(bench.driver.metrics)[0].decode()
+    text = expose(bench.driver.metrics).decode()
     told = [f for _, f in diagnose({"s": Case(Readings(parse(text, 0.0)))})]
     queue = [f for f in told if f.id == "admission_queue"]
     assert queue, told

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from kaiseki.core.decision import F64, I64
@@ -24,13 +23,16 @@ from kaiseki.core.reasons import Outcome, Reason
 from kaiseki.observe.metrics import MAX_CLASSES, OTHER, SUCCESS, Bins
 
 
-def expose(bins: Bins, accept: str = "") -> tuple[bytes, str]:
-    """The metrics page and its content type, in the format that the Accept header asks for."""
+def expose(bins: Bins) -> bytes:
+    """The metrics page in Prometheus' text format, whatever a scraper would like best.
+
+    All of them read it. In OpenMetrics the library writes `vllm_num_requests_running` for
+    `vllm:num_requests_running`, and no dashboard made for vLLM would find it.
+    """
     registry = CollectorRegistry()
     registry.register(BinsCollector(bins))
     ProcessCollector(registry=registry)
-    encode, content_type = choose_encoder(accept)
-    return encode(registry), content_type
+    return generate_latest(registry)
 
 
 class BinsCollector(Collector):

@@ -15,7 +15,7 @@ from kaiseki.server.identity import Caller
 from kaiseki.server.service import Service
 
 MAX_RECENT = 1000
-METRICS_TYPES = ("text/plain", "application/openmetrics-text")
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _TOLD = {"scheduling", "memory", "classes"}
 """Sections of the settings in the state document; the others name keys and machines."""
 BODY_ID_PREFIXES = ("chatcmpl-", "cmpl-")
@@ -49,8 +49,7 @@ async def health(http: HttpRequest, service: Service) -> Response:
 
 async def metrics(http: HttpRequest, service: Service) -> Response:
     """GET /metrics."""
-    page, content_type = expose(service.driver.metrics, http.headers.get("accept", ""))
-    return Response(page, headers={"content-type": content_type})
+    return Response(expose(service.driver.metrics), headers={"content-type": METRICS_TYPE})
 
 
 async def explain(http: HttpRequest, service: Service) -> Response:

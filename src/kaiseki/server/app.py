@@ -58,7 +58,7 @@ def create_app(driver: DriverLike, model: TextModel, settings: Settings, backlog
     _add_get(app, "/v1/models", admin.models, openapi.answers([400, 401], json))
     _add_get(app, "/v1/models/{model_id:path}", admin.model, openapi.answers([400, 401, 404], json), model_id)
     _add_get(app, "/health", admin.health, openapi.health_answers())
-    _add_get(app, "/metrics", admin.metrics, openapi.answers([], admin.METRICS_TYPES))
+    _add_get(app, "/metrics", admin.metrics, openapi.answers([], ["text/plain"]))
     _add_get(app, "/kaiseki/v1/requests", admin.recent, openapi.answers([400, 401], json), limit)
     one = openapi.answers([400, 401, 404], json)
     _add_get(app, "/kaiseki/v1/requests/{request_id}", admin.explain, one, request_id)

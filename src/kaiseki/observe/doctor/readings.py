@@ -1,4 +1,4 @@
-"""What two looks at a metrics page say: counters as differences, histograms as quantiles, gauges as they are."""
+"""What two looks at a metrics page say: counters as growth, histograms as quantiles, gauges as they are."""
 
 from __future__ import annotations
 

@@ -76,7 +76,8 @@ def tau_too_low(case: Case) -> Finding | None:
         "tau_too_low",
         "Weights of classes make no difference",
         "a weight moves a deadline by tau times its logarithm, which is less than one slot",
-        f"tau_ms {tau_ms:g}, weights {min(weights):g} to {max(weights):g}: {ms(moved)}, a slot lasts {ms(slot)}",
+        f"tau_ms {tau_ms:g}, weights {min(weights):g} to {max(weights):g}: {ms(moved)}, a slot lasts "
+        f"{ms(slot)}",
         "raise policy_settings.tau_ms to what a step of weight should be worth in deadline",
     )
 
@@ -106,7 +107,8 @@ def queue_limit(case: Case) -> Finding | None:
             "queue_limit_too_low",
             "Requests are refused that could have been served in time",
             "the queue holds less than a quarter of what is prefilled within the tightest target",
-            f"scheduling.max_waiting_tokens {limit}, {rate:.0f} prompt tokens/s, {full:.0f} refused as queue_full",
+            f"scheduling.max_waiting_tokens {limit}, {rate:.0f} prompt tokens/s, {full:.0f} refused as "
+            "queue_full",
             f"scheduling.max_waiting_tokens about {rate * loosest[-1]:.0f}",
         )
     return None

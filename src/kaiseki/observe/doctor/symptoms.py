@@ -31,14 +31,21 @@ def slow_first_tokens(case: Case) -> Finding | None:
         return Finding(
             "slow_prefill",
             symptom,
-            "not the queue but the prefill takes the time: prompts are long, or share slots with many decodes",
+            "not the queue but the prefill takes the time: prompts are long, or share slots with many "
+            "decodes",
             evidence,
-            "look at the prefix hit rate, give prefill a larger part of a slot (looser TBT, larger budget), or"
+            "look at the prefix hit rate, give prefill a larger part of a slot (looser TBT, larger budget), "
+            "or"
             " split prefill and decode (`kaiseki advise` says whether it pays)",
         )
     why = _why_they_queue(case, kv)
-    return Finding("admission_queue", f"{symptom} while the card is not the limit" if kv < FULL else symptom,
-                   why[0], evidence + why[2], why[1])  # fmt: skip
+    return Finding(
+        "admission_queue",
+        f"{symptom} while the card is not the limit" if kv < FULL else symptom,
+        why[0],
+        evidence + why[2],
+        why[1],
+    )
 
 
 def _why_they_queue(case: Case, kv: float) -> tuple[str, str, str]:
@@ -48,18 +55,32 @@ def _why_they_queue(case: Case, kv: float) -> tuple[str, str, str]:
     first = next(iter(cut), "")
     told = f", kaiseki_cutoffs_total mostly {first}" if first else ""
     if kv >= FULL or first in ("no_kv", "watermark", "champion_reserve"):
-        return ("requests wait for KV blocks", "fewer or shorter outputs at a time, a larger pool, or another"
-                " replica; `kaiseki explain` of a waiting request says how many blocks it lacks", told)  # fmt: skip
+        return (
+            "requests wait for KV blocks",
+            "fewer or shorter outputs at a time, a larger pool, or another"
+            " replica; `kaiseki explain` of a waiting request says how many blocks it lacks",
+            told,
+        )
     if first == "no_row":
         return "the batch is full while KV is left", "raise scheduling.max_batch_size", told
     if first == "fair_share":
-        return ("tenants ahead of their share wait for others", "nothing if the shares are meant; else their"
-                " weights, or scheduling.fairness_window", told)  # fmt: skip
+        return (
+            "tenants ahead of their share wait for others",
+            "nothing if the shares are meant; else their weights, or scheduling.fairness_window",
+            told,
+        )
     if first in ("no_time", "decode_bound"):
-        return ("the tightest TBT leaves slots too little room for prefill", "loosen that TBT, serve its class"
-                " on a replica of its own, or add one", told)  # fmt: skip
-    return ("requests arrive faster than they are admitted, though KV is left", "raise the batch limit"
-            " (max_num_seqs, scheduling.max_batch_size) or the token budget of a step, or add a replica", told)  # fmt: skip
+        return (
+            "the tightest TBT leaves slots too little room for prefill",
+            "loosen that TBT, serve its class on a replica of its own, or add one",
+            told,
+        )
+    return (
+        "requests arrive faster than they are admitted, though KV is left",
+        "raise the batch limit"
+        " (max_num_seqs, scheduling.max_batch_size) or the token budget of a step, or add a replica",
+        told,
+    )
 
 
 def late_gaps(case: Case) -> Finding | None:
@@ -78,7 +99,8 @@ def late_gaps(case: Case) -> Finding | None:
             "Tokens come slowly all the time",
             "the decode batch alone takes longer than the target allows",
             evidence,
-            "lower the batch limit, or a card with more memory bandwidth; a class with this TBT may not fit here",
+            "lower the batch limit, or a card with more memory bandwidth; a class with this TBT may not fit "
+            "here",
         )
     return Finding(
         "budget_breaks_tbt",
@@ -179,10 +201,12 @@ def large_prompts_wait(case: Case) -> Finding | None:
         "large_prompts_wait",
         "Large prompts queue for over 5 s while short ones are served",
         "they get what is left of slots, and their classes ask for no more",
-        f"{len(late)} of the last {len(told)} requests, worst {worst['request']} with {worst['prompt_tokens']}"
+        f"{len(late)} of the last {len(told)} requests, worst {worst['request']} with "
+        f"{worst['prompt_tokens']}"
         f" prompt tokens, first token after {worst['ttft_ms'] / 1e3:.1f} s; median of the others"
         f" {others[len(others) // 2]:.0f} ms",
-        "a class of their own with a TTFT in proportion, a larger weight for their tenant, or a pool for prefill",
+        "a class of their own with a TTFT in proportion, a larger weight for their tenant, or a pool "
+        "for prefill",
     )
 
 
@@ -196,7 +220,8 @@ def kv_pressure(case: Case) -> Finding | None:
         return Finding(
             "preemptions",
             "Work is computed twice",
-            "more is admitted than the KV pool can hold to its end, so requests are preempted and begin again",
+            "more is admitted than the KV pool can hold to its end, so requests are preempted and begin "
+            "again",
             f"{preempted:.0f} preemptions while {ended:.0f} requests ended, {KV} {kv or 0:.2f}",
             "lower memory.watermark_ratio or the batch limit, or enlarge the pool",
         )
@@ -255,7 +280,8 @@ def lagging_gauges(case: Case) -> Finding | None:
     return Finding(
         "lagging_gauges",
         "Gauges don't show what runs",
-        "they are refreshed less often than requests come and go, so routers that read them send too much here",
+        "they are refreshed less often than requests come and go, so routers that read them send too "
+        "much here",
         f"{moved:.0f} tokens in {r.seconds:.0f} s, none running by {RUNNING}, and none ended",
         "refresh gauges each step; let routers count what they have sent themselves",
     )
@@ -320,6 +346,17 @@ def herd(case: Case) -> Finding | None:
 
 
 RULES: tuple[Rule, ...] = (
-    no_progress, errors, slow_first_tokens, late_gaps, kv_pressure, few_prefix_hits, slow_transfers,
-    losing_speculation, large_prompts_wait, adapter_waits, herd, lagging_gauges, low_throughput,
-)  # fmt: skip
+    no_progress,
+    errors,
+    slow_first_tokens,
+    late_gaps,
+    kv_pressure,
+    few_prefix_hits,
+    slow_transfers,
+    losing_speculation,
+    large_prompts_wait,
+    adapter_waits,
+    herd,
+    lagging_gauges,
+    low_throughput,
+)
