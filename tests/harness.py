@@ -24,13 +24,12 @@ from kaiseki.engines.scripted import Script, ScriptedEngine
 from kaiseki.engines.updates import Update
 from kaiseki.memory.hashing import chain_hashes
 from kaiseki.memory.pool import BlockPool
+from kaiseki.policies import registry
 from kaiseki.policies.registry import load
 
 MS = 1_000_000
 S = 1_000_000_000
-BUILT_IN = (
-    "edf", "fcfs", "kaiseki", "orca", "priority", "sarathi", "srpt", "static", "urgency-match", "vtc",
-)  # fmt: skip
+BUILT_IN = tuple(sorted(registry.BUILT_IN))
 START_NS = S
 
 # Llama-2-70B on eight cards, as in the design notes: 26 ms a slot, 0.115 ms a prefill token.

@@ -83,6 +83,22 @@ def test_only_the_position_behind_the_prompt_is_computed(prompt: int) -> None:
     replica.assert_empty()
 
 
+@pytest.mark.parametrize("sent", [True, False])
+def test_it_goes_on_with_the_tokens_it_has_and_with_or_without_their_kv(sent: bool) -> None:
+    replica = Replica()
+    past = Begun(START_NS - 50 * MS, False, 7, START_NS - 20 * MS, 2, sent=sent)
+    replica.s.submit(replace(begun("a", 100, 10), begun=past), replica.now)
+    if sent:
+        assert replica.step().empty and replica.pool.live_blocks() == 7  # 107 positions
+        replica.s.landed("a", replica.now)
+    replica.run()
+    first = (106, 1) if sent else (0, 107)
+    assert replica.starts == [first, (107, 1), (108, 1)]
+    ending = replica.endings["a"]
+    assert (ending.outputs, ending.late_gaps, ending.first_token_ns) == (10, 2, START_NS - 50 * MS)
+    replica.assert_empty()
+
+
 def test_targets_are_judged_over_the_whole_life() -> None:
     slow = Replica()
     slow.s.submit(begun("a", 100, 4), slow.now)

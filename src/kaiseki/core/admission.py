@@ -77,7 +77,8 @@ def has_room(request: Request, table: RequestTable, kv: KVSpace, watermark_ratio
     since that cannot be preempted.
     """
     block, total = kv.block_tokens, kv.total_blocks
-    need, whole = _blocks(request.prompt_tokens + 1, block), request.prompt_tokens + request.max_tokens
+    outputs = 1 if request.begun is None else request.begun.outputs
+    need, whole = _blocks(request.prompt_tokens + outputs, block), request.prompt_tokens + request.max_tokens
     if need > kv.free_blocks():
         return False
     opened = table.records[(table.state != State.FREE) & (table.state != State.GOING)]
@@ -85,7 +86,7 @@ def has_room(request: Request, table: RequestTable, kv: KVSpace, watermark_ratio
         return True
     if kv.live_blocks() + need > int(watermark_ratio * total):
         return False
-    brought = np.where(opened["brought"], -(-(opened["prompt"] + 1) // block), 0)
+    brought = np.where(opened["brought"], -(-(opened["prompt"] + opened["outputs"]) // block), 0)
     most = -(-(opened["prompt"].astype(np.int64) + opened["max_tokens"]) // block) - brought
     return bool(max(most.max(), _blocks(whole, block) - need) <= total - int(brought.sum()) - need)
 

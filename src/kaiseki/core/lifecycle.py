@@ -105,8 +105,10 @@ class Lifecycle:
             self.slot, now, t.seq[rows], Event.SUBMITTED, Reason.NONE, float(request.prompt_tokens)
         )
         if request.begun is not None:
-            self._expect(row, request.begun, now)
-            return row
+            self._go_on(row, request.begun)
+            if request.begun.sent:
+                self._expect(row, now)
+                return row
         parent = self.ids.get(request.fork_of, NO_ROW) if request.fork_of is not None else NO_ROW
         alike = t.prompt[parent] == request.prompt_tokens and t.adapter[parent] == t.adapter[row]
         if parent != NO_ROW and alike:
@@ -123,19 +125,24 @@ class Lifecycle:
         self.waiting.arrive(row, request.prompt_tokens)
         return row
 
-    def _expect(self, row: int, begun: Begun, now: int) -> None:
+    def _go_on(self, row: int, begun: Begun) -> None:
+        """A request has tokens already."""
+        t, last = self.table, begun.last_token_ns
+        t.outputs[row], t.demoted[row], t.late_gaps[row] = begun.outputs, begun.demoted, begun.late_gaps
+        t.first_token_ns[row] = begun.first_token_ns
+        t.last_token_ns[row] = begun.first_token_ns if last is None else last
+
+    def _expect(self, row: int, now: int) -> None:
         """Take blocks for the KV that comes, and for the position that is computed first."""
         t, rows = self.table, np.array([row], np.int32)
-        self.kv.reserve(rows, np.zeros(1, np.int32), t.prompt[rows] + 1)
+        self.kv.reserve(rows, np.zeros(1, np.int32), t.prompt[rows] + t.outputs[rows])
         t.state[row], t.brought[row] = State.COMING, True
-        t.outputs[row], t.demoted[row] = 1, begun.demoted
-        t.first_token_ns[row] = t.last_token_ns[row] = begun.first_token_ns
         self.trace.note(self.slot, now, t.seq[rows], Event.PASSED_OVER, Reason.KV_COMING)
 
     def landed(self, row: int, now: int) -> None:
-        """The KV of a row's prompt is here: it waits for its turn like others."""
-        rows = np.array([row], np.int32)
-        self.kv.commit(rows, self.table.prompt[rows])
+        """The KV of a row is here, but for its last token's: it waits for its turn like others."""
+        t, rows = self.table, np.array([row], np.int32)
+        self.kv.commit(rows, t.prompt[rows] + t.outputs[rows] - 1)
         self.come_back(rows, now)
 
     def handed_over(self, row: int) -> None:

@@ -42,15 +42,23 @@ class ServiceClass:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What a request did on the replica that computed its prompt.
+    """What a request did on the replicas that it was on before.
 
     Attributes:
         first_token_ns: when its first token came there.
         demoted: whether it had become best effort.
+        outputs: how many tokens it has.
+        last_token_ns: when the last of them came; None where it is the first.
+        late_gaps: how many of the gaps between them were late.
+        sent: whether the KV of all but the last of them comes along; otherwise it is computed anew.
     """
 
     first_token_ns: int
     demoted: bool = False
+    outputs: int = 1
+    last_token_ns: int | None = None
+    late_gaps: int = 0
+    sent: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +78,7 @@ class Request:
         fork_of: id of the sibling whose prompt this one shares (n > 1 sampling), or None.
         ttft_ns: target of this request in place of its class's, nanoseconds, or None.
         hands_over: when it has its tokens, its KV stays until `Scheduler.handed_over`, for another replica.
-        begun: set where a request goes on whose KV another replica computed and sends.
+        begun: set where a request goes on that has tokens from another replica.
         adapter: name of the LoRA adapter it runs with, or None for the base model. KV depends on it, so
             `block_hashes` must be salted with it.
     """

@@ -43,6 +43,7 @@ from kaiseki.core.recording import record_slot
 from kaiseki.core.requests import NEVER_NS, Request
 from kaiseki.core.scan import N_DECODES, N_LOST, OLDEST, PROMISED, Scan, scan
 from kaiseki.core.settings import SchedulerSettings
+from kaiseki.core.staging import leave_to_later_slots
 from kaiseki.core.starting import InFlight, attach, put_in_flight, reserve
 from kaiseki.core.table import NO_ROW, Records, RequestTable, State
 from kaiseki.core.targets import RecentTargets
@@ -124,11 +125,11 @@ class Scheduler:
     def submit(self, request: Request, now: int) -> Refusal | None:
         """Queue a request, or say why not.
 
-        One that has begun elsewhere takes its blocks now, and is queued by `landed`.
+        One whose KV is sent from elsewhere takes its blocks now, and is queued by `landed`.
 
         Raises:
             ValueError: the id is open already, or a length is below 1.
-            OutOfBlocks: it has begun elsewhere, and its KV finds no room; see `has_room`.
+            OutOfBlocks: its KV is sent from elsewhere, and finds no room; see `has_room`.
         """
         if request.id in self.life.ids:
             raise ValueError(f"request id {request.id!r} is already open")
@@ -138,7 +139,8 @@ class Scheduler:
                 f"max_tokens={request.max_tokens}; both must be >= 1"
             )
         refusal = never_runs(request, self.policy, self.capabilities, self.kv)
-        if request.begun is not None and refusal is None and not self.has_room(request):
+        sent = request.begun is not None and request.begun.sent
+        if sent and refusal is None and not self.has_room(request):
             raise OutOfBlocks(f"request {request.id!r}: ask has_room before its KV is sent")
         if request.begun is None and refusal is None:
             refusal = queue_full(request, self.settings, self.waiting, self.drain_s()) or hopeless(
@@ -230,16 +232,20 @@ class Scheduler:
         return decision
 
     def _scan(self, now: int) -> Scan:
-        return scan(
+        able = self.capabilities
+        found = scan(
             self.table,
             now,
-            self.capabilities.placeholders,
+            able.placeholders,
             self.policy.gives_up,
             self.life.rates,
             self.kv.block_tokens,
             self.champion,
             self.life.scratch.found,
         )
+        if able.depth and not able.placeholders:
+            leave_to_later_slots(found, self.table, able.depth, self.kv.block_tokens)
+        return found
 
     def _give_up_running(self, found: Scan, now: int) -> Scan:
         """Drop or demote running requests that are lost, and look again."""

@@ -10,6 +10,21 @@ from typing import Any
 from kaiseki.core.policy import Policy
 
 GROUP = "kaiseki.policies"
+"""Entry points of other packages; a built-in name is never theirs."""
+BUILT_IN = {
+    "static": "StaticBatch",
+    "fcfs": "Fcfs",
+    "priority": "Priority",
+    "sarathi": "Sarathi",
+    "edf": "Edf",
+    "orca": "Orca",
+    "lpm": "Lpm",
+    "srpt": "Srpt",
+    "vtc": "Vtc",
+    "urgency-match": "UrgencyMatch",
+    "kaiseki": "Kaiseki",
+}
+"""Class by name; each is in the module of that name, with an underscore for a hyphen."""
 
 
 class UnknownPolicy(ValueError):
@@ -17,8 +32,8 @@ class UnknownPolicy(ValueError):
 
 
 def names() -> list[str]:
-    """Names of all installed policies, sorted."""
-    return sorted({point.name for point in entry_points(group=GROUP)})
+    """Names of all policies, built-in and installed, sorted."""
+    return sorted({*BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
 
 
 def load(name: str, **settings: Any) -> Policy:
@@ -40,7 +55,9 @@ def load(name: str, **settings: Any) -> Policy:
 
 def _find(name: str) -> type[Policy]:
     found: object
-    if ":" in name:
+    if name in BUILT_IN:
+        found = getattr(import_module(f"kaiseki.policies.{name.replace('-', '_')}"), BUILT_IN[name])
+    elif ":" in name:
         module, _, attribute = name.partition(":")
         try:
             found = getattr(import_module(module), attribute)
