@@ -7,12 +7,13 @@ them is told in the same way: the path, the value found, and what is allowed ins
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
@@ -114,6 +115,23 @@ def read_mapping(model: type[BaseModel], text: str | bytes) -> tuple[dict[str, A
     return raw, problems
 
 
+def line_of(text: str | bytes, path: str) -> int:
+    """The line, from 1, of what a path such as `pools[0].card` names in a YAML text, or of what it is in."""
+    node, line = yaml.compose(text, yaml.SafeLoader), 1
+    for part in re.findall(r"[^.\[\]]+", path):
+        if isinstance(node, yaml.MappingNode):
+            found = next(((k, v) for k, v in node.value if k.value == part), None)
+            if found is None:
+                break
+            line, node = found[0].start_mark.line + 1, found[1]
+        elif isinstance(node, yaml.SequenceNode) and part.isdecimal() and int(part) < len(node.value):
+            node = node.value[int(part)]
+            line = node.start_mark.line + 1
+        else:
+            break
+    return line
+
+
 class Shipped:
     """YAML files that come with a package, by their names; others by their paths."""
 
@@ -202,7 +220,9 @@ def _field_type(model: type[BaseModel], key: str) -> Any:
 def _said(annotation: Any) -> Any:
     """What a key that may be left out holds when it is there."""
     kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
-    return kinds[0] if isinstance(annotation, UnionType) and len(kinds) == 1 else annotation
+    if get_origin(annotation) in (Union, UnionType) and len(kinds) == 1:
+        annotation = kinds[0]
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def keys(model: type[BaseModel]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -17,26 +17,41 @@ from kaiseki.work.shaping import Shape
 PLAN = "classes: {chat: {ttft_ms: 2000, tbt_ms: 200}}\ntenants: {all: {class: chat}}\nassign: [{tenant: all}]"
 FLEET = """
 model: llama-3-8b
-pools: [{{name: main, card: h100, replicas: {replicas}, kv_blocks: {blocks}}}]
+pools: [{{name: main, card: h100, replicas: {replicas}, kv_blocks: {blocks}{scale}}}]
 {more}
 """
 
 
-def fleet(batch: Batch, router: str, replicas: int = 8, blocks: int = 20_000, more: str = "") -> Case:
+def fleet(
+    batch: Batch,
+    router: str,
+    replicas: int = 8,
+    blocks: int = 20_000,
+    more: str = "",
+    scale: str = "",
+    plan: str = PLAN,
+) -> Case:
     """A load on equal replicas behind a router."""
-    described = cluster.parse(FLEET.format(replicas=replicas, blocks=blocks, more=more))
+    described = cluster.parse(
+        FLEET.format(
+            replicas=replicas, blocks=blocks, more=more, scale=f", scale: {{{scale}}}" if scale else ""
+        )
+    )
 
     def stream(shape: Shape) -> Iterator[Batch]:
         return shape.apply([batch])
 
     fleet = cluster.fleet(described)
-    return Case(stream, classes.parse(PLAN), fleet, router=router, routers=described.routers)
+    return Case(stream, classes.parse(plan), fleet, router=router, routers=described.routers)
 
 
 class Watched:
     """A run, with where each request went."""
 
-    def __init__(self, case: Case, name: str = "fcfs") -> None:
+    def __init__(
+        self, case: Case, name: str = "fcfs", each_request: Callable[[Watched], None] | None = None
+    ) -> None:
+        self.each_request = each_request
         self.simulation: Simulation = build(case, policy(name))
         self.went: list[tuple[int, int]] = []
         for i, replica in enumerate(self.simulation.replicas):
@@ -46,6 +61,8 @@ class Watched:
     def _noting(self, i, submit):
         def noted(request, work):
             self.went.append((request.arrival_ns, i))
+            if self.each_request is not None:
+                self.each_request(self)
             return submit(request, work)
 
         return noted

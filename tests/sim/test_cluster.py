@@ -57,7 +57,7 @@ def test_what_comes_along_fits(name: str) -> None:
         (SPLIT.replace("gb_s: 45", "gb_s: 45, feedback_us: x"), ("links.feedback_us", "x", "number")),
         (SPLIT.replace("gb_s: 45", "gb_s: 45, from: p"), ("links.from", "p", "allowed: feedback_us")),
         (SPLIT.replace("{gb_s: 45}", "[{gb_s: 45}]"), ("links", "must be a mapping with gb_s")),
-        (SPLIT + "events: []", ("events", "unknown key", "links")),
+        (SPLIT + "happens: []", ("happens", "unknown key", "links")),
         (GOOD.replace("name: a,", "name: a, gpus: 3,"), ("pools[0].gpus",)),
         ("pools: []", ("model", "pools")),
         ("[]", ("mapping",)),

@@ -81,6 +81,17 @@ def test_wrong_input_is_named_with_what_is_allowed(
         assert part in result.stderr
 
 
+def test_a_wrong_cluster_file_is_named_with_line_and_field(trace: Path, tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text("model: llama-3-8b\npools:\n  - name: a\n    card: h1000\n    replicas: -2\n")
+    result = CliRunner().invoke(app, ["sim", str(trace), "--cluster", str(file)])
+    assert result.exit_code == 2 and f"{file}, line 5: pools[0].replicas" in result.stderr
+    file.write_text("model: llama-3-8b\npools:\n  - name: a\n    card: h1000\n")
+    result = CliRunner().invoke(app, ["sim", str(trace), "--cluster", str(file)])
+    assert result.exit_code == 2 and f"{file}, line 4: pools[0].card" in result.stderr
+    assert "h1000" in result.stderr and "h100" in result.stderr
+
+
 def test_a_broken_line_is_named(trace: Path) -> None:
     trace.write_text(TRACE + "2023-11-16 18:17:10.1000000,-5,3\n")
     result = CliRunner().invoke(app, ["sim", str(trace)])

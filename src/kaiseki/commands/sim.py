@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kaiseki.core.policy import Policy
+    from kaiseki.sections import ConfigError
     from kaiseki.sim.run import Case
     from kaiseki.work.batches import Batch
 
@@ -127,7 +128,7 @@ def case_of(
     try:
         fleet = clusters.fleet(described)
     except ConfigError as error:
-        fail(f"--cluster {cluster}:\n{error}")
+        fail(_told("--cluster", cluster, error))
     generated = None if Path(trace).is_file() else CATALOGUE[trace]()
 
     def stream(shape: Shape) -> Iterator[Batch]:
@@ -137,7 +138,19 @@ def case_of(
 
     least = GENERATED if generated is not None and requests is None else requests
     shape = Shape(rate_scale=scale, requests=least)
-    return Case(stream, plan, fleet, shape, router, links=described.links, routers=described.routers)
+    return Case(
+        stream,
+        plan,
+        fleet,
+        shape,
+        router,
+        links=described.links,
+        routers=described.routers,
+        events=described.events,
+        training=described.training,
+        wan=described.wan,
+        shares=described.shares(),
+    )
 
 
 def _read(option: str, name: str, load: Callable[[str], T], shipped: list[str]) -> T:
@@ -147,9 +160,20 @@ def _read(option: str, name: str, load: Callable[[str], T], shipped: list[str]) 
     try:
         return load(name)
     except ConfigError as error:
-        fail(f"{option} {name}:\n{error}")
+        fail(_told(option, name, error))
     except OSError as error:
         fail(f"{option} {name}: {error.strerror}; there are {', '.join(shipped)}")
+
+
+def _told(option: str, name: str, error: ConfigError) -> str:
+    """What is wrong with a file, with its lines; one that comes along by a name has nothing wrong."""
+    from kaiseki.sections import line_of
+
+    text = Path(name).read_bytes() if Path(name).is_file() else b""
+    lines = (
+        f"{name}, line {line_of(text, p.path)}: {p}" if p.path else f"{name}: {p}" for p in error.problems
+    )
+    return "\n".join((f"{option}:", *lines))
 
 
 def _policy(name: str, budget: str, expiry: bool) -> Policy:

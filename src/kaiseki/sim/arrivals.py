@@ -24,12 +24,14 @@ class Arrival(NamedTuple):
         position: in the stream.
         request, work: what the core and the engine are told.
         expects_followers: how many requests wait for its end.
+        replica: the only one it can run on; None for any.
     """
 
     position: int
     request: Request
     work: Work
     expects_followers: int
+    replica: int | None = None
 
 
 class Arrivals:

@@ -56,7 +56,7 @@ class SimulatedEngine:
     Args:
         roofline: how long steps take.
         clock: moved on by whoever drives the simulation, never by the engine.
-        max_context_tokens, max_step_tokens: see `Capabilities`.
+        max_context_tokens, max_step_tokens, adapter_slots, adapter_load_ns: see `Capabilities`.
         ahead: decisions taken before the one under way has ended, of the same rows too; one stage only.
         spread: how much longer than `roofline` says steps take.
     """
@@ -69,6 +69,8 @@ class SimulatedEngine:
         max_step_tokens: int = 8192,
         ahead: int = 0,
         spread: Spread | None = None,
+        adapter_slots: int = 0,
+        adapter_load_ns: int = 0,
     ) -> None:
         self._roofline = roofline
         self._clock = clock
@@ -79,6 +81,8 @@ class SimulatedEngine:
             placeholders=ahead > 0,
             max_context_tokens=max_context_tokens,
             max_step_tokens=max_step_tokens,
+            adapter_slots=adapter_slots,
+            adapter_load_ns=adapter_load_ns,
         )
         self._stages = [roofline.stage_terms(stage) for stage in range(stages)]
         self._busy_until: I64 = np.zeros(stages, np.int64)
@@ -124,6 +128,7 @@ class SimulatedEngine:
             self._prompts, self._left, finish, features,
         )  # fmt: skip
         started = at = max(self._clock.now_ns(), int(self._busy_until[0]))
+        at += decision.loads.shape[0] * self._capabilities.adapter_load_ns
         longer = 1.0 if self._spread is None else self._spread.draw()
         for stage, terms in enumerate(self._stages):
             took = int(one_modelled_ns(terms, self._roofline.routing, features) * longer)
@@ -155,6 +160,12 @@ class SimulatedEngine:
         """The oldest step, which must have ended by now."""
         result, self._collected = self._outstanding.popleft()
         return result
+
+    def stop(self, now: int) -> None:
+        """It has failed: steps under way come to nothing, and the cards stand still."""
+        self.busy_ns -= int(np.maximum(self._busy_until - now, 0).sum())
+        self._busy_until[:] = now
+        self._outstanding.clear()
 
     def take_back(self, result: StepResult, emitted: Bool) -> None:
         """Tokens of the step collected last that nobody wanted, as their rows were stopped, come again.

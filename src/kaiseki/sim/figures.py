@@ -12,9 +12,11 @@ from kaiseki.core.decision import F64, I32
 from kaiseki.core.reasons import Outcome
 from kaiseki.core.requests import Request
 from kaiseki.observe.percentiles import percentiles
+from kaiseki.sim.cluster import Training
 from kaiseki.sim.links import Link
 from kaiseki.sim.loop import Log
 from kaiseki.sim.replica import SimReplica
+from kaiseki.sim.training import Step
 
 COUNTS = (Outcome.COMPLETED, Outcome.EXPIRED, Outcome.FAILED, Outcome.CANCELLED)
 
@@ -110,34 +112,46 @@ def _spread(values: Sequence[float] | F64) -> dict[str, float] | None:
 def _fleet_figures(log: Log, replicas: Sequence[SimReplica]) -> dict[str, Any]:
     """What belongs to the fleet rather than to requests."""
     took_ns = max(log.ended_ns - log.first_ns, 1)
-    stages = sum(r.description.deployment.pp for r in replicas)
+    on = {r: r.on_ns(log.first_ns, log.first_ns + took_ns) for r in replicas}
+    stages_ns = sum(r.description.deployment.pp * on[r] for r in replicas)
     busy = sum(r.engine.busy_ns for r in replicas)
     tokens = sum(e.outputs for _, e in log.endings)
     cards = sum(r.description.deployment.cards for r in replicas)
     idle_w = sum(
         r.description.deployment.tp * r.description.deployment.card.idle_watts
-        * (r.description.deployment.pp * took_ns - r.engine.busy_ns) / 1e9
+        * max(r.description.deployment.pp * on[r] - r.engine.busy_ns, 0) / 1e9
         for r in replicas
     )  # fmt: skip
     energy = sum(r.engine.energy_j for r in replicas) + idle_w
-    usd = sum(r.description.deployment.cards * r.description.deployment.card.usd_per_hour for r in replicas)
+    usd = sum(
+        r.description.deployment.cards * r.description.deployment.card.usd_per_hour * on[r] / 3.6e12
+        for r in replicas
+    )
     return {
-        "gpu_utilisation": busy / (stages * took_ns),
+        "gpu_utilisation": busy / max(stages_ns, 1),
         "fairness_gap": log.fairness_gap_ns / 1e9,
         "fairness_bound": log.fairness_bound_ns / 1e9,
         "energy_j_per_token": energy / tokens if tokens else None,
-        "usd_per_million_output_tokens": usd * took_ns / 3.6e12 / tokens * 1e6 if tokens else None,
+        "usd_per_million_output_tokens": usd / tokens * 1e6 if tokens else None,
         "fragmentation": None,
         "iterations": sum(r.engine.iterations for r in replicas),
         "cards": cards,
         "offered_rps": (len(log.endings) + len(log.refusals)) / (max(log.last_ns - log.first_ns, 1) / 1e9),
         "simulated_s": took_ns / 1e9,
+        "retried": log.retried,
+        "changes": [_change(replicas[i], at_ns, what) for at_ns, what, i in log.changes],
     }
+
+
+def _change(replica: SimReplica, at_ns: int, what: str) -> dict[str, Any]:
+    """What was done to a replica, for reports."""
+    about = replica.description
+    return {"t_s": at_ns / 1e9, "what": what, "pool": about.pool.name, "replica": about.number}
 
 
 def _pool_figures(log: Log, replicas: Sequence[SimReplica]) -> dict[str, dict[str, Any]]:
     """What each pool did, by name."""
-    took_ns = max(log.ended_ns - log.first_ns, 1)
+    ended = max(log.ended_ns, log.first_ns + 1)
     pools: dict[str, list[SimReplica]] = {}
     for replica in replicas:
         pools.setdefault(replica.description.pool.name, []).append(replica)
@@ -147,7 +161,7 @@ def _pool_figures(log: Log, replicas: Sequence[SimReplica]) -> dict[str, dict[st
             "replicas": len(mine),
             "cards": sum(r.description.deployment.cards for r in mine),
             "gpu_utilisation": sum(r.engine.busy_ns for r in mine)
-            / (sum(r.description.deployment.pp for r in mine) * took_ns),
+            / max(sum(r.description.deployment.pp * r.on_ns(log.first_ns, ended) for r in mine), 1),
             "iterations": sum(r.engine.iterations for r in mine),
         }
         for name, mine in pools.items()
@@ -162,4 +176,19 @@ def _link_figures(link: Link) -> dict[str, Any]:
         "most_active": link.most_active,
         "queue_ms": _spread([(t.started_ns - t.asked_ns) / 1e6 for t in link.moved]),
         "transfer_ms": _spread([(t.landed_ns - t.started_ns) / 1e6 for t in link.moved]),
+    }
+
+
+def training_figures(section: Training | None, steps: Sequence[Step], log: Log) -> dict[str, Any] | None:
+    """How training got on, on each replica on average; None without any."""
+    if section is None:
+        return None
+    replicas = max(len({step.replica for step in steps}), 1)
+    took_s = max(log.ended_ns, 1) / 1e9
+    in_time = sum(step.ended_ns - step.began_ns <= 1e9 / section.steps_per_s for step in steps)
+    return {
+        "steps": len(steps),
+        "steps_per_s": len(steps) / replicas / took_s,
+        "target_steps_per_s": section.steps_per_s,
+        "in_time": in_time / len(steps) if steps else None,
     }

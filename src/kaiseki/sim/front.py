@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,10 +23,11 @@ class Seen:
         self._kv_bytes = replica.description.deployment.model.kv_bytes_per_token
         self._handover = handover if self._pool.role == "prefill" else None
         self._said: Load | None = None
+        self.away_ns = 0
 
-    def report(self) -> None:
-        """Say how loaded it is: this is what routers know until the next time."""
-        self._said = self._replica.load()
+    def hears(self, load: Load) -> None:
+        """This is what routers know until the next time."""
+        self._said = load
 
     def load(self) -> Load:
         """What it said last; how things are, if it never did."""
@@ -40,8 +42,10 @@ class Seen:
 
     def sending_ns(self, request: Request) -> float:
         if self._handover is None:
-            return 0.0
-        return self._handover.sending_ns(self._pool.name, request.prompt_tokens, self._kv_bytes)
+            return float(self.away_ns)
+        return self.away_ns + self._handover.sending_ns(
+            self._pool.name, request.prompt_tokens, self._kv_bytes
+        )
 
 
 class Front:
@@ -53,6 +57,7 @@ class Front:
         section: how many, and how stale their knowledge is.
         replicas: the fleet.
         handover: what says how busy links are, if there are any.
+        delay_ms: how long a report is on its way.
     """
 
     def __init__(
@@ -62,21 +67,31 @@ class Front:
         section: Routers,
         replicas: Sequence[SimReplica],
         handover: Handover | None = None,
+        delay_ms: float = 0.0,
     ) -> None:
+        self._replicas = replicas
+        self._delay_ns = round(delay_ms * 1e6)
+        self._reports: deque[tuple[int, list[Load]]] = deque()
         self._routers = [ROUTERS[name](seed + i, section.count) for i in range(section.count)]
         self._rng = np.random.default_rng(seed)
         self._refresh_ns = round(section.refresh_ms * 1e6)
         self._report_ns = 0
         self._seen = [Seen(replica, handover) for replica in replicas]
 
-    def choose(self, request: Request, may: Sequence[int]) -> int:
-        """Which of the replicas that may take a request gets it, which arrives now."""
+    def choose(
+        self, request: Request, may: Sequence[int], now: int, away_ns: Sequence[int] | None = None
+    ) -> int:
+        """Which of the replicas that may take a request gets it; `away_ns` is what the way to each adds."""
         if len(may) == 1:
             return may[0]
-        now = request.arrival_ns
         if self._refresh_ns and now >= self._report_ns:
             self._report_ns = (now // self._refresh_ns + 1) * self._refresh_ns
-            for seen in self._seen:
-                seen.report()
+            self._reports.append((now + self._delay_ns, [replica.load() for replica in self._replicas]))
+        while self._reports and self._reports[0][0] <= now:
+            for seen, load in zip(self._seen, self._reports.popleft()[1], strict=True):
+                seen.hears(load)
+        if away_ns is not None:
+            for i in may:
+                self._seen[i].away_ns = away_ns[i]
         router = self._routers[int(self._rng.integers(len(self._routers)))]
         return may[router(request, [self._seen[i] for i in may])]

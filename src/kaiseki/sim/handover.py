@@ -13,6 +13,7 @@ from kaiseki.core.requests import Begun, Request
 from kaiseki.sim.cluster import Links
 from kaiseki.sim.engine import Work
 from kaiseki.sim.links import Link, Transfer
+from kaiseki.sim.lives import Left
 from kaiseki.sim.replica import SimReplica
 
 
@@ -51,10 +52,21 @@ class Handover:
         self._replicas = replicas
         self._decoders = [i for i, r in enumerate(replicas) if r.description.pool.role == "decode"]
         self._halves: dict[str, _Half] = {}
-        sources = [r.description.pool for r in replicas if r.description.pool.role == "prefill"]
-        targets = [replicas[i].description.pool for i in self._decoders]
-        self._queues: dict[str, deque[_Half]] = {pool.name: deque() for pool in sources}
-        self.links = {(a.name, b.name): Link(section) for a in sources for b in targets}
+        sources = {
+            r.description.pool.name: r.description.site
+            for r in replicas
+            if r.description.pool.role == "prefill"
+        }
+        targets = {
+            r.description.pool.name: r.description.site for r in map(replicas.__getitem__, self._decoders)
+        }
+        self._queues: dict[str, deque[_Half]] = {name: deque() for name in sources}
+        self.links = {
+            (a, b): Link(section)
+            for a, site in sources.items()
+            for b, other in targets.items()
+            if site == other  # KV does not leave its cluster
+        }
 
     def refuses(self, request: Request) -> Refusal | None:
         """Why no decode replica could ever finish a request, if so."""
@@ -66,8 +78,9 @@ class Handover:
         return refusal
 
     def first_part(self, request: Request) -> Request:
-        """What a prefill replica is asked for; a request of one token is done there."""
-        return replace(request, max_tokens=1, min_tokens=1, hands_over=request.max_tokens > 1)
+        """What a prefill replica is asked for: one token; a request that lacks only that is done there."""
+        upto = 1 if request.begun is None else request.begun.outputs + 1
+        return replace(request, max_tokens=upto, min_tokens=upto, hands_over=request.max_tokens > upto)
 
     def sending_ns(self, pool: str, prompt_tokens: int, bytes_per_token: float) -> float:
         """Predicted time until KV of a prefill pool would have landed, behind all that waits there."""
@@ -80,11 +93,12 @@ class Handover:
     def takes(self, request: Request, ending: Ending, source: int) -> bool:
         """Whether an ending on a replica is only that of the first part, and if so take the request over."""
         replica = self._replicas[source]
-        is_first = replica.description.pool.role == "prefill" and request.max_tokens > 1
+        is_first = replica.description.pool.role == "prefill" and request.max_tokens > ending.outputs
         if not is_first or ending.outcome != Outcome.COMPLETED:
             return False
         replica.keep()
-        size = request.prompt_tokens * replica.description.deployment.model.kv_bytes_per_token
+        tokens = request.prompt_tokens + ending.outputs - 1
+        size = tokens * replica.description.deployment.model.kv_bytes_per_token
         half = _Half(request, ending, source, Transfer(request.id, size, ending.ended_ns))
         self._halves[request.id] = half
         self._queues[replica.description.pool.name].append(half)
@@ -103,6 +117,31 @@ class Handover:
             recomputed=first.recomputed + ending.recomputed,
             service_ns=first.service_ns + ending.service_ns,
         )
+
+    def lose(self, failed: int) -> list[Left]:
+        """A replica fails. Returns the first parts of requests that have to begin again.
+
+        That are those which it decoded, and those whose KV it held or got. Whoever has the other part of
+        their KV forgets it.
+        """
+        lost = []
+        for half in list(self._halves.values()):
+            moving = half.transfer.landed_ns < 0
+            if half.target != failed and not (half.source == failed and moving):
+                continue
+            lost.append(Left.of_part(half.ending, lost=moving))
+            del self._halves[half.request.id]
+            pool = self._replicas[half.source].description.pool.name
+            if half.target < 0:
+                self._queues[pool].remove(half)
+            elif moving:
+                target = self._replicas[half.target]
+                self.links[pool, target.description.pool.name].cancel(half.transfer)
+                if half.target != failed:
+                    target.withdraw(half.request.id)
+                else:
+                    self._replicas[half.source].handed_over(half.request.id)
+        return lost
 
     def next_ns(self) -> int | None:
         """When something happens on a link next."""
@@ -126,7 +165,7 @@ class Handover:
                 half = queue.popleft()
                 half.target = target
                 replica = self._replicas[target]
-                work = Work(half.request.prompt_tokens, half.request.max_tokens - 1)
+                work = Work(half.request.prompt_tokens, half.request.max_tokens - half.ending.outputs)
                 refusal = replica.submit(self._last_part(half), work)
                 assert refusal is None, "whoever has room takes it"
                 self.links[pool, replica.description.pool.name].start(half.transfer, now)
@@ -137,12 +176,15 @@ class Handover:
         can = [
             i
             for i in self._decoders
-            if self.links[pool, self._replicas[i].description.pool.name].can_start()
+            if self._replicas[i].up
+            and (link := self.links.get((pool, self._replicas[i].description.pool.name))) is not None
+            and link.can_start()
             and self._replicas[i].scheduler.has_room(part)
         ]
         chosen = self._replicas
         return min(can, key=lambda i: (chosen[i].open_requests, -chosen[i].kv.free_blocks()), default=None)
 
     def _last_part(self, half: _Half) -> Request:
-        begun = Begun(half.ending.first_token_ns, half.ending.demoted)
+        first = half.ending
+        begun = Begun(first.first_token_ns, first.demoted, first.outputs, first.ended_ns, first.late_gaps)
         return replace(half.request, begun=begun)

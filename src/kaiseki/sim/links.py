@@ -98,6 +98,12 @@ class Link:
         """Bytes per ns of each transfer under way."""
         return self.budget / self.planned
 
+    def cancel(self, transfer: Transfer) -> None:
+        """Send no more of a transfer that has begun; `advance` has been called up to now."""
+        self._active = [one for one in self._active if one[2] is not transfer]
+        heapq.heapify(self._active)
+        self._flying = deque(one for one in self._flying if one[1] is not transfer)
+
     def advance(self, now: int) -> list[Transfer]:
         """Let time pass up to `now`. Returns transfers that landed."""
         before = len(self.moved)

@@ -16,7 +16,11 @@ from kaiseki.sim.engine import Work
 from kaiseki.sim.front import Front
 from kaiseki.sim.handover import Handover
 from kaiseki.sim.links import Link
+from kaiseki.sim.lives import Past, never_served
+from kaiseki.sim.operations import Operations
 from kaiseki.sim.replica import Happened, SimReplica
+from kaiseki.sim.training import Step, WithTraining
+from kaiseki.sim.wan import Distance
 
 STUCK_NS = 600_000_000_000
 """A replica with open requests that grants nothing for so long will not do so later."""
@@ -37,6 +41,8 @@ class Log:
         fairness_gap_ns, fairness_bound_ns: the largest there were, ns of card time per unit of weight.
         first_ns, last_ns: of arrivals.
         ended_ns: when the last request ended.
+        changes: of the fleet: when, what, and to which replica.
+        retried: how often a request lost its replica and went to another one.
     """
 
     endings: list[tuple[Request, Ending]] = field(default_factory=list)
@@ -49,6 +55,8 @@ class Log:
     first_ns: int = -1
     last_ns: int = 0
     ended_ns: int = 0
+    changes: list[tuple[int, str, int]] = field(default_factory=list)
+    retried: int = 0
 
 
 class Simulation:
@@ -60,6 +68,8 @@ class Simulation:
         front: says where requests go, among replicas that compute prompts.
         clock: moved by this loop.
         handover: takes requests from prefill replicas on, if there are any.
+        operations: what happens to the fleet meanwhile.
+        distance: between clusters, if there are several.
 
     Attributes:
         replicas: the fleet.
@@ -68,28 +78,39 @@ class Simulation:
 
     def __init__(
         self,
-        arrivals: Arrivals,
+        arrivals: Arrivals | WithTraining,
         replicas: Sequence[SimReplica],
         front: Front,
         clock: VirtualClock,
         handover: Handover | None = None,
+        operations: Operations | None = None,
+        distance: Distance | None = None,
     ) -> None:
         self._arrivals = arrivals
         self.replicas = replicas
         self._entries = [i for i, r in enumerate(replicas) if r.description.pool.role != "decode"]
         self._front = front
         self._handover = handover
+        self._operations = operations
+        self._distance = distance
         self._clock = clock
         self._events: list[tuple[int, int]] = []  # (time, replica); stale ones do no harm
         self._due: list[int | None] = [None] * len(replicas)
         self._progress_ns = [0] * len(replicas)
         self._open: dict[str, Arrival] = {}
+        self._homeless: list[Arrival] = []  # no replica takes requests
+        self._pasts: dict[str, Past] = {}
         self.log = Log()
 
     @property
     def links(self) -> dict[tuple[str, str], Link]:
         """Between pools, by their names; none where all replicas are whole."""
         return {} if self._handover is None else self._handover.links
+
+    @property
+    def steps(self) -> list[Step]:
+        """Of training, that ended."""
+        return self._arrivals.steps if isinstance(self._arrivals, WithTraining) else []
 
     def run(self) -> Log:
         """Until everything has arrived and ended.
@@ -101,9 +122,18 @@ class Simulation:
             arrives = self._arrivals.next_ns()
             happens = self._events[0][0] if self._events else None
             lands = self._handover.next_ns() if self._handover is not None else None
-            due = min((when for when in (arrives, happens, lands) if when is not None), default=None)
-            if due is None:
+            travels = self._distance.next_ns() if self._distance is not None else None
+            due = min((when for when in (arrives, happens, lands, travels) if when is not None), default=None)
+            changes = self._operations.next_ns() if self._operations is not None else None
+            helps = self._homeless and self._operations is not None and self._operations.will_help
+            if due is None and not helps:
+                self._give_up()
                 return self.log
+            if changes is not None and (due is None or changes <= due):
+                self._clock.advance_to(changes)
+                self._operate()
+                continue
+            assert due is not None
             self._clock.advance_to(due)
             if due == happens:
                 _, i = heapq.heappop(self._events)
@@ -112,6 +142,8 @@ class Simulation:
                     self._turn(i)
             elif due == arrives:
                 self._arrive(self._arrivals.pop())
+            elif self._distance is not None and due == travels:
+                self._travel(self._distance)
             if self._handover is not None:
                 self._hand_over(self._handover)
 
@@ -125,9 +157,45 @@ class Simulation:
 
     def _arrive(self, arrival: Arrival) -> None:
         log, now = self.log, self._clock.now_ns()
-        log.first_ns = now if log.first_ns < 0 else log.first_ns
-        log.last_ns = now
-        i = self._front.choose(arrival.request, self._entries)
+        if arrival.position >= 0:
+            log.first_ns = now if log.first_ns < 0 else log.first_ns
+            log.last_ns = now
+        self._place(arrival)
+
+    def _place(self, arrival: Arrival) -> None:
+        """Give a request to a replica, at once or when the slot ends."""
+        if self._distance is not None and arrival.replica is None:
+            self._distance.hold(arrival, self._clock.now_ns())
+            return
+        i = self._choose(arrival)
+        if i is not None:
+            self._give(arrival, i)
+
+    def _travel(self, distance: Distance) -> None:
+        """Place what came in a slot that ends, and let run what has come to where it runs."""
+        now = self._clock.now_ns()
+        for arrival in distance.to_place(now):
+            i = self._choose(arrival, distance.away_ns(arrival))
+            if i is not None:
+                distance.send(arrival, i, now)
+        for arrival, i in distance.landed(now):
+            if self.replicas[i].up:
+                self._give(arrival, i)
+            else:
+                distance.hold(arrival, now)
+
+    def _choose(self, arrival: Arrival, away_ns: Sequence[int] | None = None) -> int | None:
+        """A replica for a request; where none takes any the request waits for one."""
+        entries = self._entries if arrival.replica is None else [arrival.replica]
+        may = [i for i in entries if self.replicas[i].up]
+        if not may:
+            self._homeless.append(arrival)
+            return None
+        return self._front.choose(arrival.request, may, self._clock.now_ns(), away_ns)
+
+    def _give(self, arrival: Arrival, i: int) -> None:
+        """Queue a request on a replica, or note why it is refused."""
+        log, now = self.log, self._clock.now_ns()
         if not self.replicas[i].open_requests:
             self._progress_ns[i] = now
         refusal = self._submit(arrival, i)
@@ -164,6 +232,8 @@ class Simulation:
             self._progress_ns[i] = now
         self._close(replica.begin(), i)
         self._watch_fairness(replica)
+        if not replica.up:
+            replica.rest()
         due = self._due[i] = replica.next_ns()
         if due is not None:
             if now - self._progress_ns[i] > STUCK_NS:
@@ -187,9 +257,58 @@ class Simulation:
                     continue
                 ending = self._handover.whole(part)
             del self._open[ending.request_id]
-            self.log.endings.append((arrival.request, ending))
-            self.log.ended_ns = ending.ended_ns
+            past = self._pasts.pop(ending.request_id, None)
+            if past is not None:
+                ending = past.whole(ending)
+            if arrival.position >= 0:
+                self.log.endings.append((arrival.request, ending))
+                self.log.ended_ns = ending.ended_ns
             self._arrivals.ended(arrival.position, ending.ended_ns, arrival.expects_followers)
+
+    def _operate(self) -> None:
+        """Carry out the next change of the fleet, which is due."""
+        assert self._operations is not None
+        change = self._operations.pop()
+        if self._handover is not None:
+            self._hand_over(self._handover)
+        if change is None:
+            return
+        i, replica = change.replica, self.replicas[change.replica]
+        self.log.changes.append((change.at_ns, change.what, i))
+        if change.what == "fail":
+            self._fail(i)
+        elif change.what == "drain":
+            replica.drain()
+        else:
+            replica.recover()
+            homeless, self._homeless = self._homeless, []
+            for arrival in homeless:
+                self._place(arrival)
+
+    def _fail(self, i: int) -> None:
+        """A replica is gone with all its KV: what it had to do is done anew elsewhere, oldest first."""
+        parts = {} if self._handover is None else {left.request_id: left for left in self._handover.lose(i)}
+        whole = {left.request_id: left for left in self.replicas[i].fail()}
+        self._due[i] = None
+        for name in sorted({**parts, **whole}, key=lambda name: self._open[name].position):
+            arrival = self._open.pop(name)
+            past = self._pasts.setdefault(name, Past())
+            for left in (parts.get(name), whole.get(name)):
+                if left is not None:
+                    past.add(left)
+            left = whole.get(name) or parts[name]
+            request = left.going_on(arrival.request)
+            work = Work(request.prompt_tokens, request.max_tokens - left.outputs)
+            self.log.retried += 1
+            self._place(arrival._replace(request=request, work=work))
+
+    def _give_up(self) -> None:
+        """Nothing will happen any more: what is left has no replica to run on."""
+        for arrival in (*self._homeless, *self._open.values()):
+            if arrival.position < 0:
+                continue
+            self.log.endings.append((arrival.request, never_served(arrival.request, self._clock.now_ns())))
+        self._homeless, self._open = [], {}
 
     def _watch_fairness(self, replica: SimReplica) -> None:
         fair, log = replica.scheduler.fairness, self.log

@@ -18,10 +18,12 @@ from kaiseki.core.scheduler import Scheduler
 from kaiseki.core.settings import SchedulerSettings
 from kaiseki.core.table import Records, State
 from kaiseki.cost.profiled import Spread
+from kaiseki.cost.transfers import lora_load_ns
 from kaiseki.engines.clock import VirtualClock
 from kaiseki.memory.pool import BlockPool
 from kaiseki.sim.cluster import Replica as Description
 from kaiseki.sim.engine import SimulatedEngine, Work
+from kaiseki.sim.lives import Left
 from kaiseki.sim.routers import Load
 
 RETRY_NS = 1_000_000
@@ -57,6 +59,10 @@ class SimReplica:
         weights: share of each tenant, in that order.
         clock: of the whole simulation.
         seed: of how much longer than predicted steps take, where a profile says so.
+
+    Attributes:
+        up: it takes requests.
+        failed: it does not, and will not before it recovers.
     """
 
     def __init__(
@@ -69,7 +75,7 @@ class SimReplica:
         clock: VirtualClock,
         seed: int = 1,
     ) -> None:
-        pool, profile = description.pool, description.profile
+        pool, deployment, profile = description.pool, description.deployment, description.profile
         self.description = description
         self.engine = SimulatedEngine(
             description.timing,
@@ -77,20 +83,83 @@ class SimReplica:
             max_step_tokens=pool.max_step_tokens,
             ahead=profile.pipeline_depth if profile is not None else 0,
             spread=Spread(profile, seed) if profile is not None else None,
+            adapter_slots=pool.lora_slots,
+            adapter_load_ns=round(lora_load_ns(deployment, pool.lora_rank)) if pool.lora_slots else 0,
         )
-        self.kv = BlockPool(description.blocks, pool.block_tokens, pool.max_batch_size)
-        self.scheduler = Scheduler(
-            policy, self.kv, description.cost_model(), self.engine.capabilities, settings
-        )
+        self.up = not description.spare
+        self.failed = False
+        self._about = policy, settings, classes, weights
+        self._clock = clock
+        self._output_tokens = FIRST_GUESS_TOKENS
+        self._on_since: int | None = 0 if self.up else None
+        self._was_on: list[tuple[int, int]] = []
+        self._boot()
+
+    def _boot(self) -> None:
+        """Begin with nothing."""
+        policy, settings, classes, weights = self._about
+        about, pool = self.description, self.description.pool
+        self.kv = BlockPool(about.blocks, pool.block_tokens, pool.max_batch_size)
+        self.scheduler = Scheduler(policy, self.kv, about.cost_model(), self.engine.capabilities, settings)
         for cls in classes:  # so that indices are the same everywhere
             self.scheduler.life.class_index(cls)
         for tenant, weight in weights.items():
             self.scheduler.set_tenant(tenant, weight)
-        self._clock = clock
         self._found: I32 = np.empty(0, np.int32)  # by row; empty while no request has digests
-        self._output_tokens = FIRST_GUESS_TOKENS
         self._coming = 0
         self._going = 0
+
+    def power_on(self, now: int) -> None:
+        """From now on its cards are paid for."""
+        if self._on_since is None:
+            self._on_since = now
+
+    def power_off(self, now: int) -> None:
+        """Its cards are given back."""
+        if self._on_since is not None:
+            self._was_on.append((self._on_since, now))
+            self._on_since = None
+
+    def on_ns(self, first: int, last: int) -> int:
+        """How long its cards were there between two times."""
+        spans = self._was_on + ([] if self._on_since is None else [(self._on_since, last)])
+        return sum(max(min(until, last) - max(since, first), 0) for since, until in spans)
+
+    def fail(self) -> list[Left]:
+        """Lose everything. Returns the requests that were open, but for those that only leave their KV."""
+        now, s = self._clock.now_ns(), self.scheduler
+        records = s.table.records
+        left = [
+            Left.of_row(name, records[row])
+            for name, row in s.life.ids.items()
+            if records[row]["state"] != State.GOING
+        ]
+        self.up, self.failed = False, True
+        self.engine.stop(now)
+        self.power_off(now)
+        self._boot()
+        return left
+
+    def recover(self) -> None:
+        """It takes requests, again or for the first time."""
+        self.up, self.failed = True, False
+        self.power_on(self._clock.now_ns())
+
+    def drain(self) -> None:
+        """Take no more requests."""
+        self.up = False
+        self.rest()
+
+    def rest(self) -> None:
+        """Switch off, if there is nothing to do and nothing will come."""
+        if not self.up and not self.open_requests and not self._going:
+            self.power_off(self._clock.now_ns())
+
+    def withdraw(self, request_id: str) -> None:
+        """Forget a request whose KV was coming; it goes on elsewhere."""
+        self.scheduler.cancel(request_id, self._clock.now_ns())
+        self._forget(self.scheduler.take_endings())
+        self._coming -= 1
 
     def never_runs(self, request: Request) -> Refusal | None:
         """Why a request could never be finished here, if so."""
@@ -102,7 +171,7 @@ class SimReplica:
         refusal = self.scheduler.submit(request, self._clock.now_ns())
         if refusal is None:
             self.engine.open(self.scheduler.life.ids[request.id], work)
-            self._coming += request.begun is not None
+            self._coming += request.begun is not None and request.begun.sent
             if request.block_hashes or self._found.size:
                 self._expect_cached(request)
         return refusal

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -119,15 +119,6 @@ def prefix_aware(seed: int, routers: int) -> Router:
     return route
 
 
-@dataclass(slots=True)
-class _Sent:
-    """What one router has sent to a worker since that last said how loaded it is."""
-
-    at_ns: int = -1
-    requests: int = 0
-    tokens: int = 0
-
-
 def kv_aware(seed: int, routers: int) -> Router:
     """Where the request is predicted to finish first, by where its KV is and what is queued before it.
 
@@ -138,13 +129,13 @@ def kv_aware(seed: int, routers: int) -> Router:
     Between two reports of a worker a router counts what it has sent there itself, times the number of
     routers, since all act on the same report at the same time. Of equals each begins with another one.
     """
-    sent: dict[Worker, _Sent] = {}
+    sent: dict[Worker, deque[tuple[int, int]]] = {}  # (arrival, tokens to compute)
 
     def finish_ns(request: Request, worker: Worker, load: Load, output_tokens: float) -> float:
-        mine = sent.setdefault(worker, _Sent())
-        if mine.at_ns != load.at_ns:
-            mine.at_ns, mine.requests, mine.tokens = load.at_ns, 0, 0
-        others, tokens = routers * mine.requests, routers * mine.tokens
+        mine = sent.setdefault(worker, deque())
+        while mine and mine[0][0] <= load.at_ns:
+            mine.popleft()
+        others, tokens = routers * len(mine), routers * sum(tokens for _, tokens in mine)
         uncached = request.prompt_tokens - worker.cached_tokens(request)
         prefill_ns = (load.prefill_tokens + tokens + uncached) * load.token_ns
         context = load.context_tokens + tokens + request.prompt_tokens
@@ -157,9 +148,8 @@ def kv_aware(seed: int, routers: int) -> Router:
         output_tokens = sum(load.output_tokens for load in loads) / n
         costs = [finish_ns(request, w, load, output_tokens) for w, load in zip(workers, loads, strict=True)]
         to = min(range(n), key=lambda i: (costs[i], (i + seed) % n))
-        mine = sent[workers[to]]
-        mine.requests += 1
-        mine.tokens += request.prompt_tokens - workers[to].cached_tokens(request)
+        uncached = request.prompt_tokens - workers[to].cached_tokens(request)
+        sent[workers[to]].append((request.arrival_ns, uncached))
         return to
 
     return route

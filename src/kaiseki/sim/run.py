@@ -15,12 +15,15 @@ from kaiseki.core.protocols import F_CHUNKS, F_PAIRS, F_SLOT, F_TOKENS, N_FEATUR
 from kaiseki.core.settings import SchedulerSettings
 from kaiseki.engines.clock import VirtualClock
 from kaiseki.sim.arrivals import Arrivals
-from kaiseki.sim.cluster import Links, Replica, Routers
-from kaiseki.sim.figures import policy_figures
+from kaiseki.sim.cluster import Happens, Links, Replica, Routers, Training, Wan
+from kaiseki.sim.figures import policy_figures, training_figures
 from kaiseki.sim.front import Front
 from kaiseki.sim.handover import Handover
 from kaiseki.sim.loop import Simulation
+from kaiseki.sim.operations import Operations
 from kaiseki.sim.replica import SimReplica
+from kaiseki.sim.training import WithTraining, training_class
+from kaiseki.sim.wan import Distance
 from kaiseki.work.assigning import Assigner
 from kaiseki.work.batches import Batch
 from kaiseki.work.classes import Plan
@@ -42,6 +45,9 @@ class Case:
         links: what joins prefill and decode replicas, where there are any.
         router: a name in `ROUTERS`.
         routers: how many of them there are, and how stale their knowledge is.
+        events: failures, recoveries and the like.
+        training: what shares the cards.
+        wan, shares: what lies between clusters, and which part of the requests comes in each.
         seed: of shares in the plan, and of the router.
         quantum_tokens: see `SchedulerSettings`.
         exact_outputs: requests say how long their outputs are, as with `ignore_eos`.
@@ -57,6 +63,10 @@ class Case:
     links: Links | None = None
     routers: Routers = field(default_factory=Routers)
     exact_outputs: bool = False
+    events: Sequence[Happens] = ()
+    training: Training | None = None
+    wan: Wan | None = None
+    shares: Sequence[float] = (1.0,)
 
     def scaled(self, factor: float) -> Case:
         """The same load, arriving so many times as fast."""
@@ -87,6 +97,10 @@ def build(case: Case, policy: Policy) -> Simulation:
     clock = VirtualClock()
     plan = case.plan
     classes, weights = plan.service_classes(), plan.tenant_weights()
+    training = case.training
+    if training is not None:
+        weights = weights | {training.tenant: training.weight}
+        classes = [*classes, training_class(training)]
     replicas = [
         SimReplica(
             description,
@@ -108,12 +122,20 @@ def build(case: Case, policy: Policy) -> Simulation:
     batches = Assigner(plan, lone_prefill_s(case.fleet), case.seed).stream(case.stream(case.shape))
     entry = case.fleet[0]
     intake_ns = round(entry.profile.host.request_us * 1e3) if entry.profile is not None else 0
-    arrivals = Arrivals(
+    requests = Arrivals(
         batches, classes, list(weights), entry.pool.block_tokens, intake_ns, case.exact_outputs
     )
+    arrivals = requests if training is None else WithTraining(requests, training, replicas)
     handover = Handover(replicas, case.links) if case.links is not None else None
-    front = Front(case.router, case.seed, case.routers, replicas, handover)
-    return Simulation(arrivals, replicas, front, clock, handover)
+    wan, routers = case.wan, case.routers
+    if wan is not None and not routers.refresh_ms:
+        routers = routers.model_copy(update={"refresh_ms": wan.slot_ms})
+    delay_ms = 0.0 if wan is None else wan.latency_ms
+    front = Front(case.router, case.seed, routers, replicas, handover, delay_ms)
+    distance = None if wan is None else Distance(wan, case.shares, replicas, case.seed)
+    scales = any(replica.description.pool.scale is not None for replica in replicas)
+    operations = Operations(replicas, case.events) if case.events or scales else None
+    return Simulation(arrivals, replicas, front, clock, handover, operations, distance)
 
 
 def simulate(case: Case, policy: Policy) -> dict[str, Any]:
@@ -128,4 +150,5 @@ def simulate(case: Case, policy: Policy) -> dict[str, Any]:
     log = simulation.run()
     classes, tenants = case.plan.class_names(), list(case.plan.tenant_weights())
     figures = policy_figures(log, simulation.replicas, simulation.links, classes, tenants)
+    figures["training"] = training_figures(case.training, simulation.steps, log)
     return figures | {"budget_tokens": policy.budget_tokens, "wall_s": time.perf_counter() - began}
