@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -47,6 +48,7 @@ class Speculation:
     draft: Deployment
     acceptance: float
     apart: Link | None = None
+    _targets: dict[int, Roofline] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def step_ns(self, draft_tokens: int, decodes: int, context_tokens: int) -> float:
         """One step of all decodes: drafting, sending drafts and verdicts, verifying.
@@ -59,12 +61,23 @@ class Speculation:
         features = np.zeros(N_FEATURES)
         features[F_SLOT] = 1.0
         features[F_DECODES], features[F_CONTEXT] = decodes, context_tokens
-        verify_ns = Roofline(replace(self.target, draft_tokens=draft_tokens)).iteration_ns(features)
+        verify_ns = self._verifying(draft_tokens).iteration_ns(features)
         if not draft_tokens:
             return verify_ns
         sent = MESSAGE_BYTES * decodes * draft_tokens
         moved_ns = 0.0 if self.apart is None else 2.0 * link_ns(self.apart, sent)
-        return verify_ns + moved_ns + draft_tokens * Roofline(self.draft).iteration_ns(features)
+        return verify_ns + moved_ns + draft_tokens * self._drafting.iteration_ns(features)
+
+    @cached_property
+    def _drafting(self) -> Roofline:
+        return Roofline(self.draft)
+
+    def _verifying(self, draft_tokens: int) -> Roofline:
+        """The target's steps with so many drafts of each request."""
+        found = self._targets.get(draft_tokens)
+        if found is None:
+            found = self._targets[draft_tokens] = Roofline(replace(self.target, draft_tokens=draft_tokens))
+        return found
 
     def speed_up(self, draft_tokens: int, decodes: int, context_tokens: int) -> float:
         """Tokens per second over those of plain decoding."""
