@@ -9,7 +9,7 @@ import numpy as np
 
 from kaiseki.core.applying import Applied
 from kaiseki.core.decision import StepResult
-from kaiseki.core.lifecycle import Ending
+from kaiseki.core.endings import Ending
 from kaiseki.core.policy import Policy
 from kaiseki.core.requests import Request, ServiceClass
 from kaiseki.core.settings import SchedulerSettings

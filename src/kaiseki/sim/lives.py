@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kaiseki.core.lifecycle import Ending
+from kaiseki.core.endings import Ending
 from kaiseki.core.reasons import Finish, Outcome, Reason
 from kaiseki.core.requests import Begun, Request
 from kaiseki.core.table import Record
