@@ -26,6 +26,7 @@ SETTINGS = {
         "bulk": {"deadline_s": 60, "weight": 1.0},
     },
 }
+TTFT, GAP = 'kaiseki_ttft_seconds{class="chat"}', 'kaiseki_tbt_seconds{class="chat"}'
 EDGES = {
     "vllm:time_to_first_token_seconds": (0.1, 0.5, 1, 5, 10),
     "vllm:inter_token_latency_seconds": (0.02, 0.05, 0.1, 0.5),
@@ -33,6 +34,8 @@ EDGES = {
     "vllm:iteration_tokens_total": (16, 128, 512, 2048),
     "vllm:request_prompt_tokens": (10, 20, 50, 500, 2000),
     "vllm:nixl_xfer_time_seconds": (0.0005, 0.001, 0.01),
+    TTFT: (0.1, 0.5, 1, 5, 10),
+    GAP: (0.02, 0.05, 0.1, 0.5),
     "kaiseki_slot_seconds": (0.01, 0.02, 0.05, 0.1),
     "kaiseki_decide_seconds": (0.0005, 0.001, 0.01),
 }
@@ -47,6 +50,8 @@ HEALTHY: dict[str, Any] = {
     'vllm:request_success_total{finished_reason="stop"}': 40,
     "vllm:time_to_first_token_seconds": [0.2] * 40,
     "vllm:inter_token_latency_seconds": [0.03] * 400,
+    TTFT: [0.2] * 40,
+    GAP: [0.03] * 400,
     "vllm:request_queue_time_seconds": [0.05] * 40,
     "vllm:iteration_tokens_total": [100] * 200,
     "vllm:request_prompt_tokens": [400] * 40,
@@ -62,11 +67,14 @@ def page(values: dict[str, Any]) -> str:
         if not isinstance(value, list):
             lines.append(f"{name} {value}")
             continue
-        lines.append(f"# TYPE {name} histogram")
+        base, _, labels = name.rstrip("}").partition("{")
+        lines.append(f"# TYPE {base} histogram")
         for edge in (*EDGES[name], float("inf")):
             le = "+Inf" if edge == float("inf") else edge
-            lines.append(f'{name}_bucket{{le="{le}"}} {sum(v <= edge for v in value)}')
-        lines += [f"{name}_sum {sum(value)}", f"{name}_count {len(value)}"]
+            lines.append(
+                f'{base}_bucket{{{labels}{"," * bool(labels)}le="{le}"}} {sum(v <= edge for v in value)}'
+            )
+        lines += [f"{base}_sum{{{labels}}} {sum(value)}", f"{base}_count{{{labels}}} {len(value)}"]
     return "\n".join(lines) + "\n"
 
 
@@ -92,7 +100,7 @@ def with_settings(**scheduling: Any) -> dict[str, Any]:
     return SETTINGS | {"scheduling": SETTINGS["scheduling"] | scheduling}
 
 
-SLOW = {"vllm:time_to_first_token_seconds": [4.0] * 40}
+SLOW = {TTFT: [4.0] * 40}
 QUEUED = SLOW | {"vllm:request_queue_time_seconds": [4.0] * 40, "vllm:num_requests_waiting": 9}
 QUIET = {
     "vllm:prompt_tokens_total": 0,
@@ -103,13 +111,15 @@ QUIET = {
     "vllm:time_to_first_token_seconds": [],
     "vllm:inter_token_latency_seconds": [],
     "vllm:request_queue_time_seconds": [],
+    TTFT: [],
+    GAP: [],
 }
 LINES = [{"request": f"r{i}", "prompt_tokens": 200, "ttft_ms": 150.0} for i in range(20)]
 PLANTED: dict[str, tuple[dict[str, Any], dict[str, Any] | None, list[dict[str, Any]]]] = {
     "admission_queue": (QUEUED | {'kaiseki_cutoffs_total{reason="no_row"}': 500}, None, []),
     "slow_prefill": (SLOW, None, []),
-    "budget_breaks_tbt": ({"vllm:inter_token_latency_seconds": [0.03] * 390 + [0.4] * 10}, None, []),
-    "decodes_too_many": ({"vllm:inter_token_latency_seconds": [0.09] * 400}, None, []),
+    "budget_breaks_tbt": ({GAP: [0.03] * 390 + [0.4] * 10}, None, []),
+    "decodes_too_many": ({GAP: [0.09] * 400, "vllm:inter_token_latency_seconds": [0.09] * 400}, None, []),
     "few_prefix_hits": ({"vllm:prefix_cache_hits_total": 200}, None, []),
     "hash_granularity": (
         {"vllm:prefix_cache_hits_total": 200, "vllm:request_prompt_tokens": [18] * 40},
@@ -163,6 +173,16 @@ def test_health() -> None:
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_is_found_and_nothing_else(fault: str) -> None:
     assert found(case(*PLANTED[fault])) == [fault]
+
+
+def test_a_class_without_a_target_may_wait() -> None:
+    """Batch work that waits for minutes is no finding while those with targets are served in time."""
+    assert found(case({"vllm:time_to_first_token_seconds": [9.0] * 40})) == []
+
+
+def test_without_settings_usual_targets_are_assumed() -> None:
+    plain = case({"vllm:time_to_first_token_seconds": [4.0] * 40})
+    assert found(Case(plain.readings)) == ["slow_prefill"]
 
 
 def test_a_herd_shows_by_comparing() -> None:

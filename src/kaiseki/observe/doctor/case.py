@@ -58,20 +58,10 @@ class Case:
         """Whether our scheduler decides there."""
         return self.readings.has("kaiseki_decide_seconds_count")
 
-    def targets_s(self, name: str) -> list[float]:
-        """Targets of all classes that have one (`ttft_ms`, `tbt_ms`), seconds, the tightest first."""
-        classes = self.settings.get("classes", {}).values()
-        return sorted(c[name] / 1e3 for c in classes if c.get(name) is not None)
-
-    @property
-    def ttft_target_s(self) -> float:
-        """The loosest first-token target: missing it means that nobody gets what they were promised."""
-        return (self.targets_s("ttft_ms") or [DEFAULT_TTFT_S])[-1]
-
-    @property
-    def tbt_target_s(self) -> float:
-        """The tightest target between tokens, since all share the slots."""
-        return (self.targets_s("tbt_ms") or [DEFAULT_TBT_S])[0]
+    def targets_s(self, name: str) -> dict[str, float]:
+        """Targets of one kind (`ttft_ms`, `tbt_ms`) by class, seconds; without classes that have none."""
+        classes = self.settings.get("classes", {})
+        return {c: told[name] / 1e3 for c, told in classes.items() if told.get(name) is not None}
 
 
 Rule = Callable[[Case], Finding | None]

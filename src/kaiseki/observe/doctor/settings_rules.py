@@ -85,31 +85,32 @@ def tau_too_low(case: Case) -> Finding | None:
 def queue_limit(case: Case) -> Finding | None:
     """The queue takes more than can be prefilled in time, or so little that the card idles."""
     r, scheduling = case.readings, case.settings.get("scheduling", {})
-    limit, seconds, loosest = scheduling.get("max_waiting_tokens"), r.seconds, case.targets_s("ttft_ms")
-    if limit is None or seconds is None or not loosest:
+    limit, seconds = scheduling.get("max_waiting_tokens"), r.seconds
+    targets = sorted(case.targets_s("ttft_ms").values())
+    if limit is None or seconds is None or not targets:
         return None
     rate = r.grew(PROMPT) / seconds
     expired = r.grew("kaiseki_requests_total", outcome="expired")
     full = r.grew("kaiseki_refusals_total", reason="queue_full")
     waiting = r.gauge("vllm:num_requests_waiting") or 0
-    if rate > 0 and waiting and expired > 0 and (limit == 0 or limit / rate > 2 * loosest[-1]):
+    if rate > 0 and waiting and expired > 0 and (limit == 0 or limit / rate > 2 * targets[-1]):
         allowed = "no limit" if limit == 0 else f"{limit} tokens, {ms(limit / rate)} of prefill"
         return Finding(
             "queue_limit_too_high",
             "Requests wait and then expire",
             "more is queued than can be prefilled before its target, so it is refused late and not at once",
             f"scheduling.max_waiting_tokens: {allowed}; {rate:.0f} prompt tokens/s, loosest TTFT"
-            f" {ms(loosest[-1])}, {expired:.0f} expired",
-            f"scheduling.max_waiting_tokens about {rate * loosest[-1]:.0f}, so that clients hear at once",
+            f" {ms(targets[-1])}, {expired:.0f} expired",
+            f"scheduling.max_waiting_tokens about {rate * targets[-1]:.0f}, so that clients hear at once",
         )
-    if full > 0 and limit and rate > 0 and limit / rate < loosest[0] / 4:
+    if full > 0 and limit and rate > 0 and limit / rate < targets[0] / 4:
         return Finding(
             "queue_limit_too_low",
             "Requests are refused that could have been served in time",
             "the queue holds less than a quarter of what is prefilled within the tightest target",
             f"scheduling.max_waiting_tokens {limit}, {rate:.0f} prompt tokens/s, {full:.0f} refused as "
             "queue_full",
-            f"scheduling.max_waiting_tokens about {rate * loosest[-1]:.0f}",
+            f"scheduling.max_waiting_tokens about {rate * targets[-1]:.0f}",
         )
     return None
 

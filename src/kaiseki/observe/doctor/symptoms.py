@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kaiseki.observe.doctor.case import Case, Finding, Rule, ms
+from kaiseki.observe.doctor.case import DEFAULT_TBT_S, DEFAULT_TTFT_S, Case, Finding, Rule, ms
 
 TTFT, GAP = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"
 QUEUE = "vllm:request_queue_time_seconds"
@@ -18,12 +18,13 @@ LEAST_LOOKED_UP = 2_000
 def slow_first_tokens(case: Case) -> Finding | None:
     """TTFT up: because requests queue, or because the prefill itself takes so long."""
     r = case.readings
-    p90, target = r.quantile(TTFT, 0.9), case.ttft_target_s
-    if p90 is None or p90 <= target:
+    late = _worst(case, TTFT, 0.9, case.targets_s("ttft_ms"), DEFAULT_TTFT_S)
+    if late is None:
         return None
+    whose, p90, target = late
     queue, kv = r.quantile(QUEUE, 0.9) or 0.0, r.gauge(KV) or 0.0
     evidence = (
-        f"p90 of {TTFT} {ms(p90)} (target {ms(target)}), p90 of {QUEUE} {ms(queue)}, {KV} {kv:.2f}, "
+        f"p90 of {whose} {ms(p90)} (target {ms(target)}), p90 of {QUEUE} {ms(queue)}, {KV} {kv:.2f}, "
         f"{r.gauge(WAITING) or 0:.0f} waiting"
     )
     symptom = "First tokens come late"
@@ -86,11 +87,13 @@ def _why_they_queue(case: Case, kv: float) -> tuple[str, str, str]:
 def late_gaps(case: Case) -> Finding | None:
     """TBT up while TTFT is normal: prefill chunks stretch the slots, or the decodes alone do."""
     r = case.readings
-    p99, p50, target = r.quantile(GAP, 0.99), r.quantile(GAP, 0.5), case.tbt_target_s
-    if p99 is None or p50 is None or p99 <= target:
+    late = _worst(case, GAP, 0.99, case.targets_s("tbt_ms"), DEFAULT_TBT_S)
+    if late is None:
         return None
+    whose, p99, target = late
+    p50 = r.quantile(GAP, 0.5) or 0.0
     tokens = r.quantile("vllm:iteration_tokens_total", 0.9)
-    evidence = f"p50 and p99 of {GAP} {ms(p50)} and {ms(p99)} (target {ms(target)})"
+    evidence = f"p99 of {whose} {ms(p99)} (target {ms(target)}), p50 of {GAP} {ms(p50)}"
     if tokens is not None:
         evidence += f", p90 of vllm:iteration_tokens_total {tokens:.0f}"
     if p50 > target:
@@ -110,6 +113,25 @@ def late_gaps(case: Case) -> Finding | None:
         "lower the token budget of a step (max_num_batched_tokens, scheduling.budget_tokens) to what"
         " fits the TBT; policy kaiseki sizes chunks by it",
     )
+
+
+def _worst(
+    case: Case, name: str, q: float, targets: dict[str, float], default: float
+) -> tuple[str, float, float] | None:
+    """The quantile that is furthest beyond its target: what it is of, its value and the target, seconds.
+
+    Classes are judged one by one where the server tells their targets, else all requests together.
+    """
+    own = {TTFT: "kaiseki_ttft_seconds", GAP: "kaiseki_tbt_seconds"}[name]
+    if not targets:
+        found = [(name, case.readings.quantile(name, q), default)]
+    else:
+        found = [
+            (f"{own}, class {c},", case.readings.quantile(own, q, **{"class": c}), t)
+            for c, t in targets.items()
+        ]
+    late = [(whose, value, target) for whose, value, target in found if value is not None and value > target]
+    return max(late, key=lambda x: x[1] / x[2], default=None)
 
 
 def few_prefix_hits(case: Case) -> Finding | None:

@@ -90,10 +90,13 @@ function drawFigures(event) {
 }
 
 function drawClasses(event) {
-  const then = new Map((past[0]?.[1] ?? []).map((c) => [`${c.tenant}/${c.class}`, c]));
+  // Until the page has watched for five minutes there is nothing to take the difference from.
+  const long = past.at(-1)[0] - past[0][0] > 0.95 * KEPT_MS;
+  $("span").textContent = long ? "last 5 min" : "since start";
+  const then = new Map((long ? past[0][1] : []).map((c) => [`${c.tenant}/${c.class}`, c]));
   const totals = new Map();
   for (const c of event.attainment) {
-    const before = past.length > 1 ? then.get(`${c.tenant}/${c.class}`) : undefined;
+    const before = then.get(`${c.tenant}/${c.class}`);
     const [good, bad] = totals.get(c.class) ?? [0, 0];
     totals.set(c.class, [good + c.attained - (before?.attained ?? 0), bad + c.missed - (before?.missed ?? 0)]);
   }
@@ -101,7 +104,7 @@ function drawClasses(event) {
     const share = good / (good + bad);
     return bar(name, [[share, style("good")], [1 - share, style("bad")]], `${percent(share)} of ${good + bad}`);
   });
-  fill("classes", rows, "No request has ended in the last five minutes.");
+  fill("classes", rows, "No request has ended.");
 }
 
 function drawTenants(event) {
