@@ -183,7 +183,8 @@ def simulated(scene: Scene, run: list[Record], seed: int) -> dict[str, Any]:
         return shape.apply([batch])
 
     fleet = cluster.fleet(described)
-    case = Case(stream, plan(scene), fleet, seed=seed, quantum_tokens=QUANTUM_TOKENS, exact_outputs=True)
+    case = Case(stream, plan(scene), fleet, seed=seed, exact_outputs=True)
+    case = case.with_settings(quantum_tokens=QUANTUM_TOKENS)
     found = simulate(case, load_policy(scene.policy))
     kept = {"all": found, **found["classes"]}
     return {

@@ -157,17 +157,18 @@ def case_of(trace: Trace, folder: Path, requests: int | None) -> Case:
 
 
 def rows(results: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Label, then for each target: budget, rate, rate of `kaiseki` over it."""
+    """Label, then for each target: budget, rate, that of `kaiseki` over it, attained at that of `kaiseki`."""
     ours = results.get("kaiseki", {})
     for label, found in results.items():
         row = [label]
         for key in (f"at_{target * 100:g}" for target in TARGETS):
             one, best = found.get(key, {}), ours.get(key, {}).get("rps")
-            rps = one.get("rps")
+            rps, there = one.get("rps"), found.get(f"where_kaiseki_{key}")
             row += [
                 str(one.get("budget_tokens") or ""),
-                "none" if rps is None else f"{rps:.2f}",
+                ("none" if one else "") if rps is None else f"{rps:.2f}",
                 "" if rps is None or best is None else f"{best / rps:.2f}",
+                "" if there is None else f"{there:.1%}",
             ]
         yield tuple(row)
 
@@ -185,28 +186,39 @@ def main() -> None:
         "--few", type=int, default=search.SEARCH_REQUESTS, help="requests to find a budget on"
     )
     parser.add_argument("--seeds", type=int, default=SEEDS, help="class assignments at the rate found")
+    parser.add_argument(
+        "--there", action="store_true", help="no search: what each attains at the limit found for kaiseki"
+    )
     arguments = parser.parse_args()
     for name in arguments.trace or TRACES:
         case = case_of(TRACES[name], arguments.traces, arguments.requests)
         run = Kept(arguments.out, name)
         results = run.document["results"].setdefault(name, {})
         for target in arguments.target or TARGETS:
+            key = f"at_{target * 100:g}"
             for label, made in entries().items():
                 if arguments.only and label not in arguments.only:
                     continue
                 run.label = label
-                start = TRACES[name].start
-                found = limit(case, made, target, run, start, arguments.few, arguments.seeds)
-                results.setdefault(label, {})[f"at_{target * 100:g}"] = found
+                if not arguments.there:
+                    start = TRACES[name].start
+                    found = limit(case, made, target, run, start, arguments.few, arguments.seeds)
+                    results.setdefault(label, {})[key] = found
+                    print(f"== {name} {label} at {target:.0%}: {found['rps']}", flush=True)
+                elif results.get("kaiseki", {}).get(key, {}).get("rps") is not None:
+                    if search.has_budget(made):
+                        made = replace(made, budget_tokens=search.MIDDLE)
+                    there = run(case.scaled(results["kaiseki"][key]["low"]), made)
+                    results.setdefault(label, {})["where_kaiseki_" + key] = there["attainment"]
                 run.save()
-                print(f"== {name} {label} at {target:.0%}: {found['rps']}", flush=True)
         print_table(name, results)
 
 
 def print_table(name: str, results: dict[str, Any], write: Callable[[str], None] = print) -> None:
     """As in docs/goodput.md."""
     write(f"\n{name}\n")
-    write("| policy | budget | at 90 % | ratio | budget | at 99 % | ratio |\n|---|---|---|---|---|---|---|")
+    write("| policy |" + " budget | rate | ratio | there |" * len(TARGETS))
+    write("|---|" + "---|---|---|---|" * len(TARGETS))
     for row in rows(results):
         write(f"| {' | '.join(row)} |")
 

@@ -18,6 +18,7 @@ from kaiseki.commands.check import check
 from kaiseki.commands.common import Command
 from kaiseki.commands.demo import demo
 from kaiseki.commands.doctor import doctor
+from kaiseki.commands.experiment import experiment
 from kaiseki.commands.explain import explain
 from kaiseki.commands.pull import pull
 from kaiseki.commands.serve import serve
@@ -31,7 +32,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, pull, check, explain, doctor, top, demo, calibrate, sim, advise):
+for command in (serve, pull, check, explain, doctor, top, demo, calibrate, sim, experiment, advise):
     app.command(cls=Command)(command)
 app.add_typer(bench, name="bench")
 

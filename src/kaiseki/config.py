@@ -65,6 +65,7 @@ class Scheduling(Section):
     max_waiting: Limit = 0
     max_waiting_tokens: Limit = 0
     slo_lambda: Annotated[float, Field(ge=0)] = 1.0
+    kv_mu: Annotated[float, Field(ge=0)] = 0.0
 
 
 class Memory(Section):

@@ -184,6 +184,19 @@ def test_a_purchase_does_not_stall_the_streams_beside_it(depth: int) -> None:
             assert max(served.gaps_ns) <= steady.tbt_ns, f"{name} stalled"
 
 
+@pytest.mark.parametrize(("prompt", "bought"), [(161, 0), (176, 1)])
+def test_a_newcomer_that_wastes_a_block_has_to_be_worth_it(prompt: int, bought: int) -> None:
+    """With a high mu a purchase is refused to who fills one token of a block, not to who fills it all."""
+    settings = SchedulerSettings(max_batch_size=4, slo_lambda=10.0, kv_mu=1000.0)
+    bench = Bench("kaiseki", block_tokens=16, settings=settings)
+    steady = ServiceClass("steady", ttft_ns=20 * S, tbt_ns=50 * MS)
+    urgent = ServiceClass("u", ttft_ns=120 * MS, weight=8.0)
+    jobs = [job(f"s{i}", 32, 400, cls=steady) for i in range(4)]
+    bench.run([*jobs, job("urgent", prompt, 2, START_NS + 100 * MS, cls=urgent)])
+    stopped = events(bench, Event.PREEMPTED)
+    assert np.count_nonzero(stopped["reason"] == Reason.PURCHASED) == bought
+
+
 def test_prefill_starves_only_when_there_was_prefill_to_do() -> None:
     """Decodes that ran by themselves for long owe nothing to a prompt that has just come."""
     cls = ServiceClass("tight", ttft_ns=20 * S, tbt_ns=3 * MS)

@@ -25,7 +25,7 @@ def fleet_of(attained: dict[str, float], price: float = 1.0) -> Callable[[Case, 
     """Simulates by looking figures up: attainment by policy, tokens/s in proportion."""
 
     def run(case: Case, policy: Policy) -> dict[str, Any]:
-        reached = attained[policy.name] - 0.001 * (case.quantum_tokens != 64)
+        reached = attained[policy.name] - 0.001 * (case.settings.quantum_tokens != 64)
         return {
             "attainment": reached,
             "cards": 8,

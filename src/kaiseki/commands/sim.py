@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import shlex
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kaiseki.commands.common import STDOUT, JsonFile, fail, write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Sequence
 
+    from rich.console import Console
     from rich.table import Table
 
     from kaiseki.core.policy import Policy
-    from kaiseki.sections import ConfigError
+    from kaiseki.sim.comparing import Comparison
     from kaiseki.sim.run import Case
-    from kaiseki.work.batches import Batch
 
-T = TypeVar("T")
 PLAIN_WIDTH = 110
 """Where there is no terminal to ask."""
-GENERATED = 2_000
-"""Requests of a generated workload, which has no end."""
+DEFAULT_POLICIES = ("fcfs", "kaiseki")
+SWEPT = ("lambda", "mu")
 
 
 def sim(
@@ -54,48 +54,71 @@ def sim(
     ] = False,
     router: Annotated[str, typer.Option(help="How requests are spread over replicas.")] = "least-work",
     goodput: Annotated[
-        float | None,
+        list[float] | None,
         typer.Option(
-            min=0.01, max=1.0, help="Find the highest rate with this attainment.", show_default=False
+            min=0.01,
+            max=1.0,
+            help="Find the highest rate with this attainment; may be repeated.",
+            show_default=False,
         ),
+    ] = None,
+    sweep: Annotated[
+        str,
+        typer.Option(
+            metavar="lambda,mu", help="Vary what purchases weigh, and print the front.", show_default=False
+        ),
+    ] = "",
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write an HTML report with figures.", show_default=False),
+    ] = None,
+    parquet: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write what happened to each request.", show_default=False),
+    ] = None,
+    perfetto: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev.", show_default=False),
     ] = None,
     json: JsonFile = None,
 ) -> None:
     """Replay a trace on a simulated fleet under one or more policies, and compare what users would see.
 
     Generated workloads: azure-conversation, mooncake-conversation, chat-sessions, agent-programs.
-    Clusters that come along: 70b-8xa100, 70b-4xa100, 70b-32xh100, 70b-4p-4d-h100. Classes: chat, mixed.
+    Clusters that come along: 70b-8xa100, 70b-8xh100, 70b-4xa100, 70b-32xh100, 70b-4p-4d-h100. Classes: chat,
+    mixed. `clairvoyant` is a policy that only the simulator has: it knows how long answers will be.
 
     Example: kaiseki sim azure_conv_2023.csv --requests 2000 --scale 0.5 --policy fcfs --policy kaiseki
     """
     from rich.console import Console
 
+    from kaiseki.sim.comparing import Wanted, compare
     from kaiseki.sim.loop import Stuck
     from kaiseki.work.traces.errors import TraceError
 
+    if sweep and sorted(sweep.split(",")) != sorted(SWEPT):
+        fail(f"--sweep {sweep!r}: must be {','.join(SWEPT)}")
     case = case_of(trace, trace_format, cluster, classes, scale, requests, router)
-    policies = [_policy(name, budget, expiry) for name in policy or ["fcfs", "kaiseki"]]
+    policies = {name: _policy(name, budget, expiry) for name in policy or DEFAULT_POLICIES}
+    buying = any(made.buys for made in policies.values())
+    if sweep and not buying:
+        fail(f"--sweep {sweep}: none of {', '.join(policies)} weighs them; kaiseki does")
+    for path in (report, parquet, perfetto):
+        if path is not None and not path.parent.is_dir():
+            fail(f"cannot write {path}: {path.parent} is no folder")
     console = Console(stderr=json == STDOUT)
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
-    document: dict[str, Any] = {"policies": {}, "goodput": {}}
     try:
-        for name, made in zip(policy or ["fcfs", "kaiseki"], policies, strict=True):
-            _run(name, made, budget == "best", case, seeds, goodput, document)
-    except TraceError as error:
+        found = compare(case, Wanted(policies, budget == "best", seeds, goodput or (), bool(sweep)))
+        _print(console, found.document)
+        _write(found, case, trace, report, parquet, perfetto)
+    except (TraceError, Stuck) as error:
         fail(str(error))
     except OSError as error:
-        fail(f"{trace}: {error.strerror}")
-    except Stuck as error:
-        fail(str(error))
-    console.print(_table(document))
-    if goodput is not None:
-        for name, found in document["goodput"].items():
-            rate = found[f"at_{goodput * 100:g}"]["rps"]
-            shown = "none" if rate is None else f"{rate:.3g} requests/s"
-            console.print(f"{name}: highest rate with {goodput:.0%} attained: {shown}", markup=False)
+        fail(f"{error.filename or trace}: {error.strerror}")
     if json is not None:
-        write_json(document, json)
+        write_json(found.document, json)
 
 
 def case_of(
@@ -108,119 +131,90 @@ def case_of(
     router: str,
 ) -> Case:
     """What the options of `sim` and `advise` describe; ends the command when one of them is wrong."""
-    from kaiseki.sections import ConfigError
-    from kaiseki.sim import cluster as clusters
-    from kaiseki.sim.routers import ROUTERS
-    from kaiseki.sim.run import Case
-    from kaiseki.work import classes as plans
-    from kaiseki.work.catalogue import CATALOGUE
-    from kaiseki.work.shaping import Shape
-    from kaiseki.work.traces.opening import READERS, load
-
-    if router not in ROUTERS:
-        fail(f"--router {router!r}: must be one of {', '.join(ROUTERS)}")
-    if trace_format not in ("auto", *READERS):
-        fail(f"--format {trace_format!r}: must be one of auto, {', '.join(READERS)}")
-    if not Path(trace).is_file() and trace not in CATALOGUE:
-        fail(f"{trace}: no such file, and none of the generated workloads {', '.join(CATALOGUE)}")
-    plan = _read("--classes", classes, plans.load, plans.shipped())
-    described = _read("--cluster", cluster, clusters.load, clusters.shipped())
-    try:
-        fleet = clusters.fleet(described)
-    except ConfigError as error:
-        fail(_told("--cluster", cluster, error))
-    generated = None if Path(trace).is_file() else CATALOGUE[trace]()
-
-    def stream(shape: Shape) -> Iterator[Batch]:
-        if generated is not None:
-            return shape.apply(generated.stream(seed=1))
-        return load(Path(trace), trace_format, shape)  # type: ignore[arg-type]
-
-    least = GENERATED if generated is not None and requests is None else requests
-    shape = Shape(rate_scale=scale, requests=least)
-    return Case(
-        stream,
-        plan,
-        fleet,
-        shape,
-        router,
-        links=described.links,
-        routers=described.routers,
-        events=described.events,
-        training=described.training,
-        wan=described.wan,
-        shares=described.shares(),
-    )
-
-
-def _read(option: str, name: str, load: Callable[[str], T], shipped: list[str]) -> T:
-    """A file, or what comes along under this name."""
-    from kaiseki.sections import ConfigError
+    from kaiseki.sim.opening import WrongArgument, open_case
 
     try:
-        return load(name)
-    except ConfigError as error:
-        fail(_told(option, name, error))
-    except OSError as error:
-        fail(f"{option} {name}: {error.strerror}; there are {', '.join(shipped)}")
-
-
-def _told(option: str, name: str, error: ConfigError) -> str:
-    """What is wrong with a file, with its lines; one that comes along by a name has nothing wrong."""
-    from kaiseki.sections import line_of
-
-    text = Path(name).read_bytes() if Path(name).is_file() else b""
-    lines = (
-        f"{name}, line {line_of(text, p.path)}: {p}" if p.path else f"{name}: {p}" for p in error.problems
-    )
-    return "\n".join((f"{option}:", *lines))
+        return open_case(trace, cluster, classes, trace_format, scale, requests, router)
+    except WrongArgument as error:
+        fail(f"{'' if error.argument == 'trace' else '--'}{error}")
 
 
 def _policy(name: str, budget: str, expiry: bool) -> Policy:
-    from kaiseki.policies.registry import UnknownPolicy, load
+    from kaiseki.policies.registry import UnknownPolicy
+    from kaiseki.sim.opening import open_policy
 
+    if budget not in ("", "best") and (not budget.isdecimal() or int(budget) < 1):
+        fail(f"--budget {budget!r}: must be a number of tokens from 1, or best")
     try:
-        policy = load(name)
+        return open_policy(name, int(budget) if budget.isdecimal() else None, True if expiry else None)
     except UnknownPolicy as error:
         fail(str(error))
-    if budget not in ("", "best"):
-        if not budget.isdecimal() or int(budget) < 1:
-            fail(f"--budget {budget!r}: must be a number of tokens from 1, or best")
-        if policy.budget_tokens is not None:
-            policy = replace(policy, budget_tokens=int(budget))
-    return replace(policy, gives_up=True) if expiry else policy
 
 
-def _run(
-    name: str,
-    policy: Policy,
-    best: bool,
+def _write(
+    found: Comparison,
     case: Case,
-    seeds: int,
-    goodput: float | None,
-    document: dict[str, Any],
+    trace: str,
+    report: Path | None,
+    parquet: Path | None,
+    perfetto: Path | None,
 ) -> None:
-    from kaiseki.sim.run import simulate
-    from kaiseki.sim.search import best_budget, highest_rate
+    """The files that were asked for."""
+    logs = {name: run.log for name, run in found.runs.items()}
+    try:
+        if parquet is not None:
+            from kaiseki.sim.outcomes import write_parquet
 
-    if best:
-        policy = best_budget(case, policy)
-    runs = [simulate(replace(case, seed=seed), policy) for seed in range(1, seeds + 1)]
-    ranked = sorted(runs, key=lambda run: run["attainment"] or 0.0)
-    document["policies"][name] = ranked[len(ranked) // 2] | {
-        "seeds": [{"seed": i + 1, "attainment": run["attainment"]} for i, run in enumerate(runs)]
-    }
-    if goodput is not None:
-        rate = highest_rate(case, policy, goodput)
-        document["goodput"][name] = {
-            f"at_{goodput * 100:g}": {
-                "rps": rate.rps,
-                "low": rate.low,
-                "high": rate.high,
-                "budget_tokens": policy.budget_tokens,
-                "demotion": policy.gives_up,
-            }
-        }
+            write_parquet(logs, parquet)
+        if perfetto is not None:
+            from kaiseki.sim.perfetto import write as write_trace
+
+            write_trace(logs, perfetto)
+        if report is not None:
+            from kaiseki.sim.report import write as write_report
+
+            command = shlex.join(["kaiseki", *sys.argv[1:]])
+            write_report(found, case, f"{Path(trace).name} under {', '.join(logs)}", command, report)
+    except ImportError as error:
+        fail(f"{error.name} is not installed, which this needs: pip install 'kaiseki[report]'")
+
+
+def _print(console: Console, document: dict[str, Any]) -> None:
+    console.print(_table(document))
+    from kaiseki.sim.sweep import BETTER
+
+    for name, limits in document["goodput"].items():
+        for key, found in limits.items():
+            shown = "none" if found["rps"] is None else f"{found['rps']:.3g} requests/s"
+            tokens = "" if found["budget_tokens"] is None else f", budget {found['budget_tokens']}"
+            text = f"{name}: highest rate with {key.removeprefix('at_')} % attained{tokens}: {shown}"
+            console.print(text, markup=False, highlight=False)
+    for name, rows in document.get("sweep", {}).items():
+        console.print(_front(name, rows))
+        if len({tuple(row[axis] for axis in BETTER) for row in rows}) == 1:
+            console.print("They change nothing here: room was never so short that a purchase was weighed.")
+
+
+def _front(name: str, rows: Sequence[dict[str, Any]]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title=name, title_justify="left"
+    )
+    for heading in ("lambda", "mu", "cards busy", "attained", "wasted KV", "preemptions", "on the front"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            f"{row['lambda']:g}",
+            f"{row['mu']:g}",
+            f"{row['gpu_utilisation']:.1%}",
+            "" if row["attainment"] is None else f"{row['attainment']:.1%}",
+            "" if row["fragmentation"] is None else f"{row['fragmentation']:.2%}",
+            str(row["preemptions"]),
+            "yes" if row["front"] else "",
+        )
+    return table
 
 
 def _table(document: dict[str, Any]) -> Table:

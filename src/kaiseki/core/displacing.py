@@ -11,7 +11,13 @@ import numpy as np
 from kaiseki.core.decision import I32
 from kaiseki.core.entries import shut_out
 from kaiseki.core.lifecycle import Lifecycle
-from kaiseki.core.preemption import choose_forced, choose_purchase, newcomer_value, victim_prices
+from kaiseki.core.preemption import (
+    choose_forced,
+    choose_purchase,
+    newcomer_value,
+    victim_prices,
+    wasted_blocks,
+)
 from kaiseki.core.reasons import Event, Reason
 from kaiseki.core.scan import GROWTH, Scan
 from kaiseki.core.settings import SchedulerSettings
@@ -84,13 +90,16 @@ def _buy(
     t, worth = life.table, settings.slo_lambda
     newcomer = life.view(np.array([wants["row"]]), np.array([wants["need"]]))
     tau = life.policy.tau_ms * 1e6
+    block, mu = life.kv.block_tokens, settings.kv_mu
     value = newcomer_value(newcomer, now, tau, worth)
+    value -= mu * float(wasted_blocks(newcomer.prompt + newcomer.outputs, block)[0])
     if value <= life.rates[0] / 1e9:  # nobody costs less than one slot
         return none, NO_ROW
     rows = t.running_rows()
     rested = t.preempted_slot[rows] + settings.fairness_window < life.slot
     rows = rows[(rows != champion) & rested]
     prices = victim_prices(life.view(rows, t.computed[rows]), newcomer, now, tau, worth)
+    prices -= mu * wasted_blocks(t.computed[rows], block)
     order = np.argsort(prices, kind="stable")
     order = order[np.isfinite(prices[order])]
     ranked = rows[order]

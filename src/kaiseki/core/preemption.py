@@ -86,6 +86,12 @@ def choose_purchase(
     return Purchase(rows[:count], price, value) if value > price else None
 
 
+def wasted_blocks(tokens: I32, block_tokens: int) -> F64:
+    """float64[n]: the part of its last block that a request of so many tokens leaves empty, in [0, 1)."""
+    wasted: F64 = (-tokens % block_tokens) / block_tokens
+    return wasted
+
+
 def newcomer_value(newcomer: View, now: int, tau_ns: float, slo_lambda: float) -> float:
     """What admitting one request now is worth, seconds: lambda * weight * P(miss if it waits)."""
     chance = miss_probability(slack_ns(newcomer, now), tau_ns)

@@ -22,6 +22,7 @@ class SchedulerSettings:
         max_waiting: most requests that may wait; 0 is no limit.
         max_waiting_tokens: most prompt tokens that may wait; 0 is no limit.
         slo_lambda: worth of one attained request of weight 1, in seconds of card time (lambda of A2).
+        kv_mu: worth of one KV block without wasted room, in seconds of card time (mu of A2).
     """
 
     max_batch_size: int = 1024
@@ -36,3 +37,4 @@ class SchedulerSettings:
     max_waiting: int = 0
     max_waiting_tokens: int = 0
     slo_lambda: float = 1.0
+    kv_mu: float = 0.0

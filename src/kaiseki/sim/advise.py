@@ -7,7 +7,7 @@ conditions under which it is said to pay are checked and shown beside what the s
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -112,7 +112,7 @@ def _options(cluster: str, case: Case, run: Simulate) -> Iterator[dict[str, Any]
             policy = best_budget(case, policy, run)
         yield _option(cluster, case, policy, run)
     for quantum in QUANTA:
-        yield _option(cluster, replace(case, quantum_tokens=quantum), load("kaiseki"), run)
+        yield _option(cluster, case.with_settings(quantum_tokens=quantum), load("kaiseki"), run)
 
 
 def _option(cluster: str, case: Case, policy: Policy, run: Simulate) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def _option(cluster: str, case: Case, policy: Policy, run: Simulate) -> dict[str
         "policy": policy.name,
         "mode": "mixed",
         "budget_tokens": policy.budget_tokens,
-        "quantum_tokens": case.quantum_tokens,
+        "quantum_tokens": case.settings.quantum_tokens,
         "cards": figures["cards"],
         "attainment": figures["attainment"] or 0.0,
         "goodput_rps": figures["goodput_rps"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -46,6 +46,7 @@ class Arrivals:
         block_tokens: tokens per page, for digests of shared prefixes.
         intake_ns: how long after its arrival the scheduler gets to know of a request.
         exact_outputs: the scheduler knows that there will be no fewer tokens, as with `ignore_eos`.
+        look: called whenever a request arrives, by who wants to look at the fleet then.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Arrivals:
         block_tokens: int,
         intake_ns: int = 0,
         exact_outputs: bool = False,
+        look: Callable[[], None] | None = None,
     ) -> None:
         self._stream = self._requests(batches)
         self._classes = classes
@@ -63,6 +65,7 @@ class Arrivals:
         self._block_tokens = block_tokens
         self._intake_ns = intake_ns
         self._exact_outputs = exact_outputs
+        self._look = look
         self._next = next(self._stream, None)
         self._due: list[tuple[int, int, Arrival]] = []  # followers whose parent has ended
         self._held: dict[int, list[tuple[int, int, Arrival]]] = {}
@@ -75,6 +78,8 @@ class Arrivals:
 
     def pop(self) -> Arrival:
         """The next request; its `arrival_ns` is the time at which it comes."""
+        if self._look is not None:
+            self._look()
         due = self._arrives_ns()
         if self._due and self._due[0][0] == due:
             when, _, arrival = heapq.heappop(self._due)

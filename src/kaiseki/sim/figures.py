@@ -27,6 +27,7 @@ def policy_figures(
     links: Mapping[tuple[str, str], Link],
     classes: Sequence[str],
     tenants: Sequence[str],
+    wasted: float | None = None,
 ) -> dict[str, Any]:
     """Figures of one policy, whole and by class and tenant.
 
@@ -35,13 +36,14 @@ def policy_figures(
         replicas: on which.
         links: between their pools, by these' names.
         classes, tenants: their names by index; those without requests are left out.
+        wasted: part of the KV in use that held no token.
     """
     span_s = max(log.last_ns - log.first_ns, 1) / 1e9
     seen = {request.cls.name for request, _ in (*log.endings, *log.refusals)}
     senders = {request.tenant for request, _ in (*log.endings, *log.refusals)}
     gaps, cls, tenant = _gaps(log)
     whole = _figures(log, gaps, span_s, lambda request: True)
-    whole |= _fleet_figures(log, replicas)
+    whole |= _fleet_figures(log, replicas) | {"fragmentation": wasted}
     whole["pools"] = _pool_figures(log, replicas)
     whole["links"] = {f"{source}>{target}": _link_figures(link) for (source, target), link in links.items()}
     whole["link_peak_gb_s"] = max((link.peak_gb_s for link in links.values()), default=None)
@@ -133,7 +135,6 @@ def _fleet_figures(log: Log, replicas: Sequence[SimReplica]) -> dict[str, Any]:
         "fairness_bound": log.fairness_bound_ns / 1e9,
         "energy_j_per_token": energy / tokens if tokens else None,
         "usd_per_million_output_tokens": usd / tokens * 1e6 if tokens else None,
-        "fragmentation": None,
         "iterations": sum(r.engine.iterations for r in replicas),
         "cards": cards,
         "offered_rps": (len(log.endings) + len(log.refusals)) / (max(log.last_ns - log.first_ns, 1) / 1e9),

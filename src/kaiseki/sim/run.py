@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,9 +19,10 @@ from kaiseki.sim.cluster import Happens, Links, Replica, Routers, Training, Wan
 from kaiseki.sim.figures import policy_figures, training_figures
 from kaiseki.sim.front import Front
 from kaiseki.sim.handover import Handover
-from kaiseki.sim.loop import Simulation
+from kaiseki.sim.loop import Log, Simulation
 from kaiseki.sim.operations import Operations
 from kaiseki.sim.replica import SimReplica
+from kaiseki.sim.sampling import Fragmentation
 from kaiseki.sim.training import WithTraining, training_class
 from kaiseki.sim.wan import Distance
 from kaiseki.work.assigning import Assigner
@@ -49,7 +50,7 @@ class Case:
         training: what shares the cards.
         wan, shares: what lies between clusters, and which part of the requests comes in each.
         seed: of shares in the plan, and of the router.
-        quantum_tokens: see `SchedulerSettings`.
+        settings: of every scheduler, but for what the pools say: batch size and tokens per step.
         exact_outputs: requests say how long their outputs are, as with `ignore_eos`.
     """
 
@@ -59,7 +60,7 @@ class Case:
     shape: Shape = field(default_factory=Shape)
     router: str = "least-work"
     seed: int = 1
-    quantum_tokens: int = 16
+    settings: SchedulerSettings = field(default_factory=SchedulerSettings)
     links: Links | None = None
     routers: Routers = field(default_factory=Routers)
     exact_outputs: bool = False
@@ -71,6 +72,10 @@ class Case:
     def scaled(self, factor: float) -> Case:
         """The same load, arriving so many times as fast."""
         return replace(self, shape=replace(self.shape, rate_scale=self.shape.rate_scale * factor))
+
+    def with_settings(self, **changes: Any) -> Case:
+        """The same under other settings; see `SchedulerSettings`."""
+        return replace(self, settings=replace(self.settings, **changes))
 
     def first(self, requests: int) -> Case:
         """Only the first so many requests."""
@@ -92,8 +97,8 @@ def lone_prefill_s(fleet: Sequence[Replica]) -> Callable[[I32], F64]:
     return seconds
 
 
-def build(case: Case, policy: Policy) -> Simulation:
-    """A case under a policy, ready to run."""
+def build(case: Case, policy: Policy, samples: Fragmentation | None = None) -> Simulation:
+    """A case under a policy, ready to run; with `samples` taken meanwhile."""
     clock = VirtualClock()
     plan = case.plan
     classes, weights = plan.service_classes(), plan.tenant_weights()
@@ -105,10 +110,10 @@ def build(case: Case, policy: Policy) -> Simulation:
         SimReplica(
             description,
             policy,
-            SchedulerSettings(
+            replace(
+                case.settings,
                 max_batch_size=description.pool.max_batch_size,
                 max_slot_tokens=description.pool.max_step_tokens,
-                quantum_tokens=case.quantum_tokens,
                 max_waiting=description.pool.max_waiting,
                 max_waiting_tokens=description.pool.max_waiting_tokens,
             ),
@@ -120,10 +125,13 @@ def build(case: Case, policy: Policy) -> Simulation:
         for i, description in enumerate(case.fleet)
     ]
     batches = Assigner(plan, lone_prefill_s(case.fleet), case.seed).stream(case.stream(case.shape))
+    look = None
+    if samples is not None:
+        samples.replicas, look = replicas, samples.look
     entry = case.fleet[0]
     intake_ns = round(entry.profile.host.request_us * 1e3) if entry.profile is not None else 0
     requests = Arrivals(
-        batches, classes, list(weights), entry.pool.block_tokens, intake_ns, case.exact_outputs
+        batches, classes, list(weights), entry.pool.block_tokens, intake_ns, case.exact_outputs, look
     )
     arrivals = requests if training is None else WithTraining(requests, training, replicas)
     handover = Handover(replicas, case.links) if case.links is not None else None
@@ -138,7 +146,24 @@ def build(case: Case, policy: Policy) -> Simulation:
     return Simulation(arrivals, replicas, front, clock, handover, operations, distance)
 
 
+class Run(NamedTuple):
+    """What came of a case under a policy.
+
+    Attributes:
+        figures: those of `kaiseki sim`; see `docs/cli.md`.
+        log: what happened to each request.
+    """
+
+    figures: dict[str, Any]
+    log: Log
+
+
 def simulate(case: Case, policy: Policy) -> dict[str, Any]:
+    """The figures of a case under a policy; raises what `run` does."""
+    return run(case, policy).figures
+
+
+def run(case: Case, policy: Policy) -> Run:
     """Run a case under a policy.
 
     Raises:
@@ -146,9 +171,11 @@ def simulate(case: Case, policy: Policy) -> dict[str, Any]:
         Stuck: the policy leaves requests open for ever.
     """
     began = time.perf_counter()
-    simulation = build(case, policy)
+    wasted = Fragmentation()
+    simulation = build(case, policy, wasted)
     log = simulation.run()
     classes, tenants = case.plan.class_names(), list(case.plan.tenant_weights())
-    figures = policy_figures(log, simulation.replicas, simulation.links, classes, tenants)
+    figures = policy_figures(log, simulation.replicas, simulation.links, classes, tenants, wasted.share)
     figures["training"] = training_figures(case.training, simulation.steps, log)
-    return figures | {"budget_tokens": policy.budget_tokens, "wall_s": time.perf_counter() - began}
+    own = {"budget_tokens": policy.budget_tokens, "wall_s": time.perf_counter() - began}
+    return Run(figures | own, log)

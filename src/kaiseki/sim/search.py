@@ -128,5 +128,5 @@ def best_at_limit(
             more = (rate.low or rate.high) * NOTABLY
             if (run(short.scaled(more), tried)["attainment"] or 0.0) < target:
                 break
-            best, rate = tried, highest_rate(short, tried, target, run, more, NOTABLY, 1)
+            best, rate = tried, highest_rate(short, tried, target, run, more, 1.1, 2)
     return best, rate
