@@ -50,7 +50,8 @@ def case_on(cluster: Cluster, stream: Stream, plan: str, requests: int, scale: f
 
 def with_pools(cluster: Cluster, **changes: Any) -> Cluster:
     """The same fleet with something else in each of its pools."""
-    return cluster.model_copy(update={"pools": [pool.model_copy(update=changes) for pool in cluster.pools]})
+    pools = [pool.model_copy(update=changes) for pool in cluster.pools or ()]
+    return cluster.model_copy(update={"pools": pools})
 
 
 def with_links(cluster: Cluster, **changes: Any) -> Cluster:
