@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kaiseki.cli import app
-from kaiseki.commands import explain
+from kaiseki.commands import told
 from kaiseki.server.run import bind
 
 GOOD = "scheduling: {max_batch_size: 8}\nclasses: {fast: {ttft_ms: 100}}\n"
@@ -49,9 +49,9 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stderr.strip() == "[]"
 
 
-@pytest.mark.parametrize("command", ["serve", "pull", "check", "explain"])
+@pytest.mark.parametrize("command", ["serve", "pull", "check", "explain", "replay", "record export"])
 def test_every_command_has_help_with_an_example(command: str) -> None:
-    result = run(command, "--help")
+    result = run(*command.split(), "--help")
     assert result.exit_code == 0
     assert f"Example: kaiseki {command}" in result.stdout
 
@@ -179,11 +179,11 @@ def test_explain(url: str) -> None:
 
 
 def test_explain_draws_tables_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    explain._draw(EXPLAINED)
+    told._draw(told.page_of_request(EXPLAINED))
     drawn = capsys.readouterr().out
     assert "admitted" in drawn
     assert "no_kv" in drawn
-    explain._draw({"request": "[bold]x"})
+    told._draw(told.page_of_request({"request": "[bold]x"}))
     assert "[bold]x" in capsys.readouterr().out
 
 

@@ -21,6 +21,8 @@ from kaiseki.commands.doctor import doctor
 from kaiseki.commands.experiment import experiment
 from kaiseki.commands.explain import explain
 from kaiseki.commands.pull import pull
+from kaiseki.commands.record import record
+from kaiseki.commands.replay import replay
 from kaiseki.commands.serve import serve
 from kaiseki.commands.sim import sim
 from kaiseki.commands.top import top
@@ -32,9 +34,12 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, pull, check, explain, doctor, top, demo, calibrate, sim, experiment, advise):
+for command in (
+    serve, pull, check, explain, replay, doctor, top, demo, calibrate, sim, experiment, advise,
+):  # fmt: skip
     app.command(cls=Command)(command)
 app.add_typer(bench, name="bench")
+app.add_typer(record, name="record")
 
 
 def _version(wanted: bool) -> None:

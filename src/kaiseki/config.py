@@ -133,6 +133,16 @@ class Metrics(Section):
     tenant_labels: Annotated[int, Field(ge=1, le=1000)] = 32
 
 
+class Recorder(Section):
+    """The flight recorder. Without a folder it records into memory alone, for as long as the server runs.
+
+    `size_mb` is taken at once where there is a folder; without one at most a part of it is.
+    """
+
+    folder: Path | None = None
+    size_mb: Annotated[float, Field(ge=1, le=1 << 20)] = 256.0
+
+
 class Settings(Section):
     """Everything `kaiseki serve` can be told."""
 
@@ -144,6 +154,7 @@ class Settings(Section):
     tenants: dict[Name, Tenant] = Field(default_factory=dict)
     server: Server = Server()
     metrics: Metrics = Metrics()
+    recorder: Recorder = Recorder()
 
     def scheduler_settings(self) -> SchedulerSettings:
         """What the scheduling core takes."""

@@ -179,6 +179,9 @@ class FakeDriver:
     def explain(self, request_id: str) -> dict[str, Any] | None:
         return self.documents.get(request_id)
 
+    def recording(self) -> None:
+        return None
+
     def recent(self, limit: int, tenant: str | None) -> list[dict[str, Any]]:
         found = [d for d in self.documents.values() if tenant is None or d["tenant"] == tenant]
         return found[:limit]

@@ -28,6 +28,7 @@ from kaiseki.memory.pool import BlockPool
 from kaiseki.observe.explain import explain
 from kaiseki.observe.history import History, Story
 from kaiseki.observe.metrics import Bins
+from kaiseki.observe.recorder.flight import FlightRecorder, load_of
 
 MS = 1_000_000
 S = 1_000 * MS
@@ -109,6 +110,7 @@ class Replica:
             SchedulerSettings(max_batch_size=running),
         )
         self.history = History()
+        self.recorder = FlightRecorder(None)
         self.bins = Bins()
         self._random = np.random.default_rng(seed)
         self._ids = count()
@@ -149,6 +151,7 @@ class Replica:
             raise RuntimeError(f"the load does not fit the pool: {refusal}")
         row = s.life.ids[request.id]
         story = Story(request, int(s.table.seq[row]), int(s.table.tenant[row]))
+        self.recorder.opened(request, story.seq, row, story.tenant, self.now, s.life.slot)
         self.history.opened(story)
         self._opened.append((row, story))
         self.bins.set_names(s.fairness.names, [c.name for c in s.life.classes])
@@ -176,6 +179,7 @@ class Replica:
         decision = s.decide(self.now)
         records, cutoffs = s.trace.drain()
         self.history.slot(decision.slot, self.now, records, cutoffs)
+        self.recorder.decided(decision, self.now, records, cutoffs, load_of(s))
         report_slot(self.bins, s, decision, 0, records, cutoffs)
         self._close()
         return decision
@@ -183,12 +187,16 @@ class Replica:
     def apply(self, result: StepResult) -> None:
         """A step's result, and what the driver does after it."""
         applied = self.scheduler.apply(result)
-        self.history.note(self.scheduler.trace.drain()[0])
+        self.recorder.applied(result)
+        records = self.scheduler.trace.drain()[0]
+        self.history.note(records)
+        self.recorder.noted(records, self.now)
         report_step(self.bins, applied, result.ended_ns - result.started_ns)
         self._close()
 
     def _close(self) -> None:
         endings = self.scheduler.take_endings()
+        self.recorder.ended(endings, self.scheduler.life.slot)
         for ending in endings:
             self.history.ended(ending)
         report_endings(self.bins, endings)

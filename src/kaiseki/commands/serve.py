@@ -27,6 +27,12 @@ def serve(
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.", show_default=False)
     ] = None,
+    recorder: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Record every decision there, also through a crash.", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Serve a model over HTTP, with OpenAI's routes.
 
@@ -40,7 +46,7 @@ def serve(
     spin_briefly()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
-        settings = _settings(config, model, policy, host, port)
+        settings = _settings(config, model, policy, host, port, recorder)
         _run(settings)
     except ConfigError as error:
         for problem in error.problems:
@@ -49,7 +55,12 @@ def serve(
 
 
 def _settings(
-    config: Path | None, model: str | None, policy: str | None, host: str | None, port: int | None
+    config: Path | None,
+    model: str | None,
+    policy: str | None,
+    host: str | None,
+    port: int | None,
+    recorder: Path | None,
 ) -> Settings:
     """The file with the options over it.
 
@@ -66,6 +77,7 @@ def _settings(
         "engine": {"model": model},
         "scheduling": {"policy": policy},
         "server": {"host": host, "port": port},
+        "recorder": {"folder": recorder},
     }
     for name, values in over.items():
         given = {key: value for key, value in values.items() if value is not None}

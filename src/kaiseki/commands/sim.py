@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -80,6 +81,15 @@ def sim(
         Path | None,
         typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev.", show_default=False),
     ] = None,
+    recorder: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Record every decision there; with one policy and seed.", show_default=False
+        ),
+    ] = None,
+    recorder_mb: Annotated[
+        float, typer.Option(min=1.0, max=float(1 << 20), help="Size of the recording of each replica.")
+    ] = 256.0,
     json: JsonFile = None,
 ) -> None:
     """Replay a trace on a simulated fleet under one or more policies, and compare what users would see.
@@ -94,6 +104,7 @@ def sim(
 
     from kaiseki.sim.comparing import Wanted, compare
     from kaiseki.sim.loop import Stuck
+    from kaiseki.sim.run import RecordTo
     from kaiseki.work.traces.errors import TraceError
 
     if sweep and sorted(sweep.split(",")) != sorted(SWEPT):
@@ -106,6 +117,9 @@ def sim(
     for path in (report, parquet, perfetto):
         if path is not None and not path.parent.is_dir():
             fail(f"cannot write {path}: {path.parent} is no folder")
+    if recorder is not None and (len(policies) != 1 or seeds != 1 or goodput or sweep or budget == "best"):
+        fail("--recorder records one run: give one --policy, one seed, and nothing to search for")
+    case = replace(case, record=None if recorder is None else RecordTo(recorder, recorder_mb))
     console = Console(stderr=json == STDOUT)
     if not console.is_terminal:
         console.width = PLAIN_WIDTH

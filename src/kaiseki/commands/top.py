@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from kaiseki.commands.common import fail
-from kaiseki.commands.explain import DEFAULT_URL, fetch, lines_of
+from kaiseki.commands.explain import DEFAULT_URL, fetch_request
+from kaiseki.commands.told import lines_of, page_of_request
 
 
 def top(
@@ -32,7 +33,7 @@ def top(
 
     def explain(request: str) -> str:
         try:
-            return "\n".join(lines_of(fetch(request, url, key)))
+            return "\n".join(lines_of(page_of_request(fetch_request(request, url, key))))
         except typer.Exit:
             return f"Nothing is known of {request}."
 

@@ -357,3 +357,11 @@ class Scheduler:
     def in_flight(self) -> int:
         """Decisions whose results have not been applied."""
         return len(self._inflight)
+
+    def outstanding(self, slot: int) -> InFlight:
+        """The decision of a slot whose result has not been applied, with what it was predicted from.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return self._inflight[slot]

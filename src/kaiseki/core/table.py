@@ -81,6 +81,7 @@ ROW = np.dtype(
 )
 """One open request. The fields are explained where `RequestTable` names them as columns."""
 
+_COLUMNS = frozenset(ROW.names or ())
 _EMPTY = np.zeros((), ROW)
 for _name, _value in (
     ("seq", -1),
@@ -172,11 +173,22 @@ class RequestTable:
         records = np.full(capacity, _EMPTY)
         records[:old] = self.records
         self.records = records
-        for name in ROW.names or ():
-            setattr(self, name, records[name])
-        self.running = np.concatenate([self.running, np.empty(capacity - old, np.int32)])
+        self._name_columns()
+        self.running = np.concatenate([self.running, np.zeros(capacity - old, np.int32)])
         self._running_pos = np.concatenate([self._running_pos, np.full(capacity - old, -1, np.int32)])
         self._free.extend(range(capacity - 1, old - 1, -1))
+
+    def _name_columns(self) -> None:
+        for name in ROW.names or ():
+            setattr(self, name, self.records[name])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the columns, or a copy would have them apart from its records."""
+        return {name: value for name, value in self.__dict__.items() if name not in _COLUMNS}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._name_columns()
 
     def take(self) -> int:
         """A fresh row with default values; doubles the table when it is full."""
@@ -260,7 +272,6 @@ def stop_rows(records: Records, running: I32, places: I32, count: int, rows: I32
 
 
 _NOBODY: F64 = np.empty(0)
-_COLUMNS = frozenset(ROW.names or ())
 
 
 class View:

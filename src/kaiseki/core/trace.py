@@ -7,6 +7,8 @@ The buffer is drained by whoever keeps history (`observe`), once per slot.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -85,6 +87,11 @@ class Log:
         self._records: npt.NDArray[np.void] = np.empty(chunk, dtype)
         self._chunk = chunk
         self._from = self._count = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Only what is to be handed out: what else is in memory there is nobody's business."""
+        pending = self._records[self._from : self._count].copy()
+        return self.__dict__ | {"_records": pending, "_from": 0, "_count": pending.size}
 
     def room(self, n: int) -> npt.NDArray[np.void]:
         """`n` records behind the newest one, to be written and then counted by `wrote`."""

@@ -37,9 +37,12 @@ from kaiseki.engines.sessions import Session, Sessions
 from kaiseki.engines.status import Health, state_of
 from kaiseki.engines.updates import Sink, Update
 from kaiseki.observe.explain import explain
-from kaiseki.observe.history import History, Story
+from kaiseki.observe.history import History, Limits, Story
 from kaiseki.observe.live import Live, Slots
 from kaiseki.observe.metrics import Bins
+from kaiseki.observe.recorder.flight import FlightRecorder, load_of
+from kaiseki.observe.recorder.layout import Call
+from kaiseki.observe.recorder.reading import Recording
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +62,7 @@ class Driver:
         recovery: what is done about errors of the engine.
         probe: asks an engine that failed on everything whether it works again; without one, requests are
             taken whatever the engine does.
+        recorder: is told everything; its owner closes it.
     """
 
     def __init__(
@@ -71,20 +75,23 @@ class Driver:
         after_slot: Callable[[], None] | None = None,
         recovery: Recovery | None = None,
         probe: Probe | None = None,
+        recorder: FlightRecorder | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.engine = engine
         self.clock = clock or MonotonicClock()
         self.metrics = bins or Bins()
-        self.history = History()
         self.slots = Slots()
+        limits = Limits(scheduler.kv.total_blocks, scheduler.settings.watermark_ratio)
+        self.history = History(limits=limits)
+        self.recorder = recorder or FlightRecorder(None)
         self.after_slot = after_slot
         self._stall_s = stall_s
         self._recovery = recovery or Recovery()
         self._probe = probe
         self._breaker = Breaker(self._recovery)
         self._inbox = Inbox()
-        self._sessions = Sessions(scheduler, engine, self.history, self.metrics)
+        self._sessions = Sessions(scheduler, engine, self.history, self.metrics, self.recorder)
         self._unkeyed: list[tuple[int, Story]] = []
         self._lock = threading.Lock()
         self._wake = self._inbox.changed
@@ -189,6 +196,11 @@ class Driver:
         with self._lock:
             return Live(self.scheduler, self.history, self.slots, tenant).document(since, self.clock.now_ns())
 
+    def recording(self) -> Recording | None:
+        """A copy of what the flight recorder has kept so far, None without one. May be called at any time."""
+        ring = self.recorder.ring
+        return None if ring is None else Recording(ring.copy())
+
     def recent(self, limit: int, tenant: str | None = None) -> list[dict[str, Any]]:
         """The newest requests, of one tenant or of all."""
         with self._lock:
@@ -208,6 +220,9 @@ class Driver:
                 break
             self.engine.execute(decision)
             decided = True
+        if self.recorder.due:  # now, as the engine is busy
+            with self._lock:
+                self.recorder.keyframe(self.clock.now_ns(), self.scheduler.life.slot)
         if self.scheduler.in_flight:
             result = self.engine.collect()
             self._apply(result)
@@ -304,7 +319,7 @@ class Driver:
             write_keys(self.scheduler, self._unkeyed)
             if not self._sessions:
                 self._sessions.emit_endings(self.scheduler.take_endings(), {})
-                self.history.note(self.scheduler.trace.drain()[0])
+                self._note(now)
                 return _nothing()
             limit = None
             if self._candidate_ns > 0:
@@ -317,6 +332,10 @@ class Driver:
             records, cutoffs = self.scheduler.trace.drain()
             self.history.slot(decision.slot, now, records, cutoffs)
             self.slots.decided(decision, self.scheduler.table.seq[decision.rows])
+            self.recorder.decided(
+                decision, now, records, cutoffs, load_of(self.scheduler), limit, spent,
+                self.scheduler.quantum.tokens,
+            )  # fmt: skip
             report_slot(self.metrics, self.scheduler, decision, spent, records, cutoffs)
             self._sessions.emit_endings(self.scheduler.take_endings(), {})
             return decision
@@ -329,9 +348,10 @@ class Driver:
             spent = self._decided_ns + self.clock.now_ns() - begin
             self.scheduler.quantum.observe(spent, result.ended_ns - result.started_ns)
             self._decided_ns = 0
+            self.recorder.applied(result, spent)
             self._rest(again, result.ended_ns)
             self.slots.stepped(result)
-            self.history.note(self.scheduler.trace.drain()[0])  # no decision may follow
+            self._note(result.ended_ns)  # no decision may follow
             endings = {e.row: e for e in self.scheduler.take_endings()}
             untold = self._sessions.emit_tokens(result, applied, endings)
             self._sessions.emit_endings(list(endings.values()), endings)
@@ -339,6 +359,12 @@ class Driver:
             report_endings(self.metrics, list(endings.values()))
             for row in untold:
                 self._fail(row, Reason.CLIENT_GONE, result.ended_ns)
+
+    def _note(self, now: int) -> None:
+        """Take in what happened outside of decisions."""
+        records = self.scheduler.trace.drain()[0]
+        self.history.note(records)
+        self.recorder.noted(records, now)
 
     def _judge(self, result: StepResult) -> list[int]:
         """Count failures; a request that has failed too often is not tried again.
@@ -376,7 +402,9 @@ class Driver:
         waits = [self._recovery.backoff_ns(self._sessions[row].failures) for row in rows]
         if any(waits):
             self._sessions.resting.update((row, now + wait) for row, wait in zip(rows, waits, strict=True))
-            self.scheduler.life.back_off(np.array(rows, np.int32), np.array(waits, np.float64), now)
+            which = np.array(rows, np.int32)
+            self.scheduler.life.back_off(which, np.array(waits, np.float64), now)
+            self.recorder.called(Call.BACK_OFF, now, which, waits, slot=self.scheduler.life.slot)
 
     def _wake_up(self, now: int) -> None:
         """Queue rows whose pause is over."""
@@ -384,7 +412,9 @@ class Driver:
         if due:
             for row in due:
                 del self._sessions.resting[row]
-            self.scheduler.life.come_back(np.array(due, np.int32), now)
+            rows = np.array(due, np.int32)
+            self.scheduler.life.come_back(rows, now)
+            self.recorder.called(Call.COME_BACK, now, rows, slot=self.scheduler.life.slot)
 
     def _ask_engine(self, now: int) -> None:
         """Let a request of our own try an engine that fails on everything, if it is time."""
@@ -423,6 +453,7 @@ class Driver:
         session = Session(request, sink, retries)
         self._sessions.add(row, session)
         story = Story(request, int(s.table.seq[row]), int(s.table.tenant[row]))
+        self.recorder.opened(request, story.seq, row, story.tenant, now, s.life.slot)
         self.history.opened(story)
         if s.table.state[row] == State.WAITING:  # a fork that is held back has no key yet
             self._unkeyed.append((row, story))
@@ -437,6 +468,7 @@ class Driver:
     def _refuse(self, request: Request, refusal: Refusal, sink: Sink, now: int) -> None:
         story = Story(request, -1, refusal=refusal.reason, numbers=refusal.numbers, refused_ns=now)
         self.history.opened(story)
+        self.recorder.refused(request, refusal, now, self.scheduler.life.slot)
         self.metrics.count_refusal(request.tenant, request.cls.name, refusal.reason)
         update = Update(
             request.id,
@@ -451,7 +483,8 @@ class Driver:
     def _cancel(self, request_id: str, now: int) -> None:
         if self._ended:
             return  # everybody has been told already
-        self.scheduler.cancel(request_id, now)
+        if self.scheduler.cancel(request_id, now):
+            self.recorder.called(Call.CANCEL, now, text=request_id, slot=self.scheduler.life.slot)
         # Told at once: the next request in the inbox may be given the row that this one had.
         self._sessions.emit_endings(self.scheduler.take_endings(), {})
 
@@ -459,6 +492,8 @@ class Driver:
         """End one request for what it did here, outside of a step."""
         if row in self._sessions:
             self.scheduler.life.end(row, Outcome.FAILED, reason, now)
+            which = np.array([row], np.int32)
+            self.recorder.called(Call.FAIL, now, which, [reason], slot=self.scheduler.life.slot)
             self._sessions.emit_endings(self.scheduler.take_endings(), {})
 
 

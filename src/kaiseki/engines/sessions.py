@@ -19,6 +19,7 @@ from kaiseki.engines.reporting import report_endings
 from kaiseki.engines.updates import Sink, Update
 from kaiseki.observe.history import History
 from kaiseki.observe.metrics import Bins
+from kaiseki.observe.recorder.flight import FlightRecorder
 
 _log = logging.getLogger(__name__)
 
@@ -42,14 +43,22 @@ class Sessions:
     """Open requests by row. News of them goes out from here, and who can't be told is its own trouble.
 
     Args:
-        scheduler, engine, history, metrics: of the driver.
+        scheduler, engine, history, metrics, recorder: of the driver.
     """
 
-    def __init__(self, scheduler: Scheduler, engine: Engine, history: History, metrics: Bins) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        engine: Engine,
+        history: History,
+        metrics: Bins,
+        recorder: FlightRecorder,
+    ) -> None:
         self._scheduler = scheduler
         self._engine = engine
         self._history = history
         self._metrics = metrics
+        self._recorder = recorder
         self._open: dict[int, Session] = {}
         self.resting: dict[int, int] = {}
         """Rows that back off, and until when."""
@@ -112,6 +121,7 @@ class Sessions:
 
     def emit_endings(self, endings: list[Ending], told: dict[int, Ending]) -> None:
         """Tell sinks about requests that ended without a last token, and forget all that ended."""
+        self._recorder.ended(endings, self._scheduler.life.slot)
         for ending in endings:
             self._history.ended(ending)
             session = self._open.pop(ending.row)

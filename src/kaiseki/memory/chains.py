@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -32,10 +33,17 @@ class ChainStore:
 
     def __init__(self, rows: int) -> None:
         self.requests: I32 = _blank(rows)
-        self.chain: I32 = np.empty((rows, 8), np.int32)
+        self.chain: I32 = np.zeros((rows, 8), np.int32)
         self._bytes = self.chain.data.cast("B")
         self._used = 0
         self._spare: dict[int, list[int]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_bytes"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._bytes = self.chain.data.cast("B")
 
     def put(self, row: int, digests: Sequence[bytes]) -> None:
         """Replace the row's chain, which may be new, by these digests."""
@@ -97,7 +105,7 @@ class ChainStore:
         offset = self._used
         self._used += room
         if self._used > self.chain.shape[0]:
-            grown = np.empty((doubled(self.chain.shape[0], self._used), 8), np.int32)
+            grown = np.zeros((doubled(self.chain.shape[0], self._used), 8), np.int32)
             grown[:offset] = self.chain[:offset]
             self.chain = grown
             self._bytes = grown.data.cast("B")

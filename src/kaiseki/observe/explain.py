@@ -17,7 +17,7 @@ from kaiseki.core.endings import Ending
 from kaiseki.core.reasons import Event, Outcome, Reason
 from kaiseki.core.requests import Request
 from kaiseki.core.scan import allowed_late_gaps
-from kaiseki.observe.history import History, Story, summary_of
+from kaiseki.observe.history import History, Limits, Story, summary_of
 
 _WAIT_BEGINS = (Event.SUBMITTED, Event.PREEMPTED, Event.RETRIED)
 _WAIT_ENDS = (Event.ADMITTED, Event.EXPIRED, Event.CANCELLED, Event.FAILED, Event.FINISHED)
@@ -39,8 +39,17 @@ _SHORT_IN = {
 MOST_TOLD = 32
 """Most parts that a wait is told in; smaller ones are put together by reason."""
 
-WAIT = np.dtype([("ns", np.int64), ("reason", np.int8), ("other", np.int64), ("short_by", np.float64)])
-"""A stretch of waiting with one reason; `other` is the arrival sequence of who went instead, or -1."""
+WAIT = np.dtype(
+    [
+        ("ns", np.int64),
+        ("slots", np.int64),
+        ("reason", np.int8),
+        ("other", np.int64),
+        ("short_by", np.float64),
+    ]
+)
+"""A stretch of waiting with one reason, and how many decisions were made in it; `other` is the arrival
+sequence of who went instead, or -1."""
 
 Waits = npt.NDArray[np.void]
 Mark = tuple[int, Reason, int, float]
@@ -52,6 +61,7 @@ class Wait:
     """All waiting of a request with one reason, in favour of one other request."""
 
     ns: int
+    slots: int
     reason: Reason
     yielded_to: str | None
     short_by: float
@@ -64,29 +74,61 @@ class Past(NamedTuple):
     decided_ns: npt.NDArray[np.int64]
 
 
+class Kept:
+    """What a history keeps, read once.
+
+    Args:
+        history: whose.
+        of_many: whether the records of many requests will be asked for, so that sorting them pays.
+    """
+
+    def __init__(self, history: History, of_many: bool = False) -> None:
+        self._records, self._sorted = history.records.read(), of_many
+        if of_many:
+            self._records = self._records[np.argsort(self._records["seq"], kind="stable")]
+            self._seqs = np.ascontiguousarray(self._records["seq"])
+        self._cutoffs = history.cutoffs.read()
+        self._decided_ns = np.ascontiguousarray(history.slots.read()["decided_ns"])
+
+    def records_of(self, seq: int) -> npt.NDArray[np.void]:
+        """RECORD[n] of one request, in order."""
+        if self._sorted:
+            first, last = np.searchsorted(self._seqs, (seq, seq + 1)).tolist()
+            return self._records[first:last]
+        return self._records[self._records["seq"] == seq]
+
+    def past_of(self, tenant: int) -> Past:
+        """The slots as seen by a tenant."""
+        return Past(self._cutoffs[self._cutoffs["tenant"] == tenant], self._decided_ns)
+
+
 def explain(history: History, request_id: str, now_ns: int) -> dict[str, Any] | None:
     """The explain document of a request (keys as documented for `kaiseki explain`), None if unknown."""
     story = history.story(request_id)
-    if story is None:
-        return None
+    return None if story is None else explain_story(history, Kept(history), story, now_ns)
+
+
+def explain_story(history: History, kept: Kept, story: Story, now_ns: int) -> dict[str, Any]:
+    """As `explain`, of what was found before."""
     if story.refusal is not None:
         return _refused(story)
-    records = history.records.read()
-    mine = records[records["seq"] == story.seq]
+    mine = kept.records_of(story.seq)
     origin = story.request.arrival_ns
-    cutoffs = history.cutoffs.read()
-    past = Past(cutoffs[cutoffs["tenant"] == story.tenant], history.slots.read()["decided_ns"])
-    found = _waits(past, story, mine, now_ns)
-    total_ns = int(found["ns"].sum())
-    waits = _merged(history, found)
+    waits = waits_of(history, kept, story, now_ns)
+    total_ns = sum(w.ns for w in waits)
     return {
         **summary_of(story),
-        "timeline": [_event(history, record, origin) for record in mine],
+        "timeline": [event_told(history, record, origin) for record in mine],
         "waits": [_told(w) for w in waits],
         "total_wait_ms": round(total_ns / 1e6, 3),
-        "counterfactuals": _counterfactuals(waits),
+        "counterfactuals": _counterfactuals(waits, history.limits),
         "summary": _summary(story, waits, total_ns),
     }
+
+
+def waits_of(history: History, kept: Kept, story: Story, now_ns: int) -> list[Wait]:
+    """All waiting of a request that was not refused, by reason and beneficiary, longest first."""
+    return _merged(history, _waits(kept.past_of(story.tenant), story, kept.records_of(story.seq), now_ns))
 
 
 def _refused(story: Story) -> dict[str, Any]:
@@ -153,14 +195,16 @@ def _stretch(past: Past, start: int, end: int, marks: list[Mark], paused: bool) 
     rank[0], rank[n:] = paused, 0
     waits: Waits = np.zeros(n + cuts.size, WAIT)
     for i, (t_ns, reason, other, short_by) in enumerate(own):
-        begins[i], waits[i] = t_ns, (0, reason, other, short_by)
+        begins[i], waits[i] = t_ns, (0, 0, reason, other, short_by)
     begins[n:] = cuts["t_ns"]
     waits["reason"][n:], waits["other"][n:] = cuts["reason"], cuts["seq"]
     waits["short_by"][n:] = cuts["short_by"]
     # In a slot in which it was looked at its own record counts, and not where the queue was cut.
     order = np.lexsort((rank, begins))
     waits, begins = waits[order], np.clip(begins[order], start, max(start, end))
-    waits["ns"] = np.diff(begins, append=max(start, end))
+    edges = np.append(begins, max(start, end))
+    waits["ns"] = np.diff(edges)
+    waits["slots"] = np.diff(np.searchsorted(past.decided_ns, edges))
     return waits[waits["ns"] > 0]
 
 
@@ -182,17 +226,24 @@ def _merged(history: History, waits: Waits) -> list[Wait]:
         groups["other"][MOST_TOLD:] = -1
         groups = _summed(groups)
     return [
-        Wait(int(g["ns"]), Reason(int(g["reason"])), history.name_of(int(g["other"])), float(g["short_by"]))
+        Wait(
+            int(g["ns"]),
+            int(g["slots"]),
+            Reason(int(g["reason"])),
+            history.name_of(int(g["other"])),
+            float(g["short_by"]),
+        )
         for g in groups
     ]
 
 
 def _summed(waits: Waits) -> Waits:
-    """One WAIT per reason and beneficiary: the sum of ns, the least that was short; longest first."""
+    """One WAIT per reason and beneficiary: sums of ns and slots, the least that was short; longest first."""
     _, first, group = np.unique(waits[["reason", "other"]], return_index=True, return_inverse=True)
     sums: Waits = waits[first]
-    sums["ns"] = 0
+    sums["ns"] = sums["slots"] = 0
     np.add.at(sums["ns"], group, waits["ns"])
+    np.add.at(sums["slots"], group, waits["slots"])
     np.minimum.at(sums["short_by"], group, waits["short_by"])
     return sums[np.argsort(-sums["ns"], kind="stable")]
 
@@ -206,14 +257,20 @@ def _told(w: Wait) -> dict[str, Any]:
     }
 
 
-def _event(history: History, record: npt.NDArray[np.void], origin: int) -> dict[str, Any]:
+def short_told(reason: Reason, amount: float) -> str:
+    """The figure behind a reason, in parentheses; nothing where it has none."""
+    if reason not in _SHORT_IN:
+        return ""
+    scale = 1e-6 if reason in (Reason.FAIR_SHARE, Reason.BACK_OFF) else 1.0
+    return f" ({_SHORT_IN[reason].format(amount * scale)})"
+
+
+def event_told(history: History, record: npt.NDArray[np.void], origin: int) -> dict[str, Any]:
+    """One record as an entry of a timeline that begins at `origin`, ns."""
     event, reason = Event(int(record["event"])), Reason(int(record["reason"]))
     detail = event.sentence
     if reason not in (Reason.NONE, Reason.SELECTED):
-        detail += f": {reason.sentence}"
-        if reason in _SHORT_IN:
-            scale = 1e-6 if reason in (Reason.FAIR_SHARE, Reason.BACK_OFF) else 1.0
-            detail += f" ({_SHORT_IN[reason].format(float(record['amount']) * scale)})"
+        detail += f": {reason.sentence}{short_told(reason, float(record['amount']))}"
     elif event == Event.ADMITTED:
         detail += f" ({record['amount']:.0f} tokens)"
     if reason == Reason.PURCHASED:
@@ -231,13 +288,13 @@ def _event(history: History, record: npt.NDArray[np.void], origin: int) -> dict[
     }
 
 
-def _counterfactuals(waits: list[Wait]) -> list[str]:
-    """What would have let it run sooner, from the figures behind its longest wait."""
+def _counterfactuals(waits: list[Wait], limits: Limits | None) -> list[str]:
+    """What would have let it run sooner, from the figures behind its longest waits."""
     told = []
     for w in waits[:3]:
         ms = w.ns / 1e6
         if w.reason in (Reason.NO_KV, Reason.WATERMARK) and w.short_by > 0:
-            told.append(f"with {w.short_by:.0f} more KV blocks it would have waited up to {ms:.0f} ms less")
+            told.append(_with_more_blocks(w, limits))
         elif w.reason == Reason.NO_ROW:
             told.append(f"with a larger max_batch_size it would have waited up to {ms:.0f} ms less")
         elif w.reason == Reason.ADAPTER:
@@ -247,6 +304,20 @@ def _counterfactuals(waits: list[Wait]) -> list[str]:
         elif w.reason in (Reason.NO_TIME, Reason.DECODE_BOUND):
             told.append(f"with looser TBT targets beside it, it would have waited up to {ms:.0f} ms less")
     return told
+
+
+def _with_more_blocks(w: Wait, limits: Limits | None) -> str:
+    """What a wait for KV blocks would have taken: where the watermark alone stood in the way, which one."""
+    earlier = f"it could have run up to {w.slots} slots ({w.ns / 1e6:.0f} ms) earlier"
+    short = f"it was {w.short_by:.0f} KV blocks short"
+    if w.reason == Reason.WATERMARK and limits is not None:
+        ratio = limits.watermark_ratio + w.short_by / limits.total_blocks
+        if ratio <= 1.0:
+            needed = (
+                f"watermark_ratio {np.ceil(ratio * 100) / 100:.2f} instead of {limits.watermark_ratio:.2f}"
+            )
+            return f"{short}; with {needed} {earlier}"
+    return f"{short}; with as many more {earlier}"
 
 
 def _summary(story: Story, waits: list[Wait], total_ns: int) -> str:

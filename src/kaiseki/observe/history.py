@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -79,15 +79,24 @@ class Story:
     refused_ns: int = 0
 
 
+class Limits(NamedTuple):
+    """Settings that counterfactuals are told against."""
+
+    total_blocks: int
+    watermark_ratio: float
+
+
 class History:
     """Bounded memory of what happened.
 
     Args:
         records: how many records of touched requests to keep.
         requests: how many requests to keep; ended ones go first in, first out.
+        limits: of the scheduler whose history it is, if known.
     """
 
-    def __init__(self, records: int = 1 << 17, requests: int = 1 << 14) -> None:
+    def __init__(self, records: int = 1 << 17, requests: int = 1 << 14, limits: Limits | None = None) -> None:
+        self.limits = limits
         self.records = Ring(RECORD, records)
         self.cutoffs = Ring(CUTOFF, records // 4)
         self.slots = Ring(SLOT, records // 2)
@@ -129,6 +138,10 @@ class History:
     def story(self, request_id: str) -> Story | None:
         """What is known of a request."""
         return self._stories.get(request_id)
+
+    def stories(self) -> Iterator[Story]:
+        """All that is kept, oldest first."""
+        yield from self._stories.values()
 
     def name_of(self, seq: int) -> str | None:
         """Request id of an arrival sequence."""

@@ -10,6 +10,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from kaiseki.observe.exposition import expose
+from kaiseki.observe.recorder.batch import explain_slot
+from kaiseki.observe.recorder.reading import Recording
+from kaiseki.observe.recorder.share import explain_tenant
+from kaiseki.observe.recorder.when import ALLOWED as MOMENTS
+from kaiseki.observe.recorder.when import moment_ns
 from kaiseki.server.errors import REASON_HEADER, ApiError, invalid, retry_after
 from kaiseki.server.identity import Caller
 from kaiseki.server.service import Service
@@ -18,6 +23,7 @@ MAX_RECENT = 1000
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _TOLD = {"scheduling", "memory", "classes"}
 """Sections of the settings in the state document; the others name keys and machines."""
+MOST_DIGITS = 15
 BODY_ID_PREFIXES = ("chatcmpl-", "cmpl-")
 
 
@@ -64,6 +70,58 @@ async def explain(http: HttpRequest, service: Service) -> Response:
         message = f"No request {request_id!r:.80} is known; ended ones are forgotten after a while."
         raise ApiError(404, message, param="request_id", code="request_not_found")
     return _json(document)
+
+
+async def slot(http: HttpRequest, service: Service) -> Response:
+    """GET /kaiseki/v1/slots/{slot}: why its batch was what it was. For operators: it names all requests."""
+    caller = service.directory.admin(http.headers)
+    text = str(http.path_params["slot"])
+    if not caller.operator:
+        raise ApiError(404, "Only operators see slots.", param="slot", code="slot_not_found")
+    if not (text.isdecimal() and len(text) <= MOST_DIGITS):
+        raise invalid("slot", "must be a whole number from 0", text)
+    document = await asyncio.to_thread(_explain_slot, service, int(text))
+    if document is None:
+        message = f"Slot {text} is not recorded; the oldest make room for the newest."
+        raise ApiError(404, message, param="slot", code="slot_not_found")
+    return _json(document)
+
+
+async def share(http: HttpRequest, service: Service) -> Response:
+    """GET /kaiseki/v1/tenants/{tenant}?from=TIME&to=TIME: who used its share; operators see others' names."""
+    caller = service.directory.admin(http.headers)
+    tenant = str(http.path_params["tenant"])
+    document = None
+    if caller.operator or tenant == caller.charged:
+        span = http.query_params.get("from"), http.query_params.get("to")
+        document = await asyncio.to_thread(_explain_tenant, service, tenant, *span, caller.operator)
+    if document is None:
+        raise ApiError(
+            404, f"Nothing is recorded of {tenant!r:.80}.", param="tenant", code="tenant_not_found"
+        )
+    return _json(document)
+
+
+def _explain_slot(service: Service, slot: int) -> dict[str, Any] | None:
+    recording = service.driver.recording()
+    return None if recording is None else explain_slot(recording, slot)
+
+
+def _explain_tenant(
+    service: Service, tenant: str, begin: str | None, end: str | None, name_others: bool
+) -> dict[str, Any] | None:
+    recording = service.driver.recording()
+    if recording is None:
+        return None
+    from_ns, to_ns = _moment(recording, "from", begin), _moment(recording, "to", end)
+    return explain_tenant(recording, tenant, from_ns, to_ns, name_others)
+
+
+def _moment(recording: Recording, param: str, text: str | None) -> int | None:
+    try:
+        return None if text is None else moment_ns(text, recording)
+    except ValueError:
+        raise invalid(param, f"must be {MOMENTS}", text) from None
 
 
 async def recent(http: HttpRequest, service: Service) -> Response:

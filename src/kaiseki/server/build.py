@@ -16,6 +16,7 @@ from kaiseki.core.requests import Request
 from kaiseki.core.scheduler import Scheduler
 from kaiseki.cost.calibrated import Profile
 from kaiseki.cost.online import OnlineLinear
+from kaiseki.engines.clock import MonotonicClock
 from kaiseki.engines.driver import Driver
 from kaiseki.engines.embedded import EmbeddedEngine, EngineDied, ProcessEngine, UnsupportedModel
 from kaiseki.engines.embedded.child_process import Child
@@ -25,12 +26,16 @@ from kaiseki.engines.embedded.work import GenerationWork, SamplingParams
 from kaiseki.memory import BlockPool, chain_hashes
 from kaiseki.models import ModelError, Progress, quiet, resolve_model
 from kaiseki.observe.metrics import Bins
+from kaiseki.observe.recorder.flight import FlightRecorder
 from kaiseki.server.measure import step_weights
 
 DEFAULT_CONTEXTS = 32
 """Without a size in the settings the pool holds this many longest requests, memory permitting,"""
 DEFAULT_SHARE = 0.25
 """and takes at most this part of the memory that is free."""
+
+MEMORY_MB = 32.0
+"""Most of the flight recorder where it has no file."""
 
 LocalEngine = EmbeddedEngine | ProcessEngine
 
@@ -78,6 +83,7 @@ class Stack:
     def close(self) -> None:
         """End the driver's thread and the engine, with its process if it has one."""
         self.driver.stop()
+        self.driver.recorder.close()
         self.engine.shutdown()
 
 
@@ -110,10 +116,22 @@ def build(settings: Settings, progress: Progress = quiet, child: Child | None = 
     name = Path(settings.engine.model).name.removesuffix(".gguf")
     bins = Bins(name, settings.metrics.tenant_labels)
     text = EmbeddedText(engine, name, capabilities.max_context_tokens, pool)
-    driver = Driver(scheduler, engine, bins=bins, recovery=settings.recovery(), probe=probe)
+    recorder = _recorder(settings, scheduler, name)
+    driver = Driver(
+        scheduler, engine, bins=bins, recovery=settings.recovery(), probe=probe, recorder=recorder
+    )
     if isinstance(engine, ProcessEngine):
         engine.watch(driver.break_off)
     return Stack(driver, engine, text)
+
+
+def _recorder(settings: Settings, scheduler: Scheduler, model: str) -> FlightRecorder:
+    """Into the folder that was asked for, or into a little memory."""
+    now, about = MonotonicClock().now_ns(), {"engine": "embedded", "model": model}
+    wanted = settings.recorder
+    if wanted.folder is not None:
+        return FlightRecorder.open(wanted.folder, now, wanted.size_mb, about, scheduler)
+    return FlightRecorder.in_memory(now, min(wanted.size_mb, MEMORY_MB), about, scheduler)
 
 
 def probe() -> tuple[Request, GenerationWork]:

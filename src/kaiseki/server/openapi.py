@@ -17,7 +17,7 @@ ERRORS = {
     400: "The request is malformed, asks for what is not supported, or can never fit.",
     401: "The API key is missing or wrong.",
     403: "The class is not allowed.",
-    404: "No such model, or no such request.",
+    404: "No such model or request, or nothing is recorded of it.",
     413: "The body is too large.",
     429: "Capacity is contended right now; `retry-after` says when to come back.",
     500: "The engine failed on this request.",
@@ -72,6 +72,11 @@ def number_parameter(name: str, least: int, most: int, default: int) -> dict[str
     """`?name=N`, a whole number."""
     schema = {"type": "integer", "minimum": least, "maximum": most, "default": default}
     return {"name": name, "in": "query", "required": False, "schema": schema}
+
+
+def span_parameters() -> list[dict[str, Any]]:
+    """`?from=TIME&to=TIME`."""
+    return [{"name": name, "in": "query", "required": False, "schema": _TEXT} for name in ("from", "to")]
 
 
 def header_parameters() -> list[dict[str, Any]]:

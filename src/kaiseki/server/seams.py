@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from kaiseki.core.requests import Request
 from kaiseki.engines.updates import Sink
 from kaiseki.observe.metrics import Bins
+from kaiseki.observe.recorder.reading import Recording
 
 Backlog = Callable[[], tuple[int, int]]
 """How many requests wait in the scheduler, and their prompt tokens."""
@@ -74,6 +75,10 @@ class DriverLike(Protocol):
 
     def explain(self, request_id: str) -> dict[str, Any] | None:
         """The explain document of an open or recent request."""
+        ...
+
+    def recording(self) -> Recording | None:
+        """A copy of the flight recorder's ring, None when nothing is recorded."""
         ...
 
     def recent(self, limit: int, tenant: str | None) -> list[dict[str, Any]]:

@@ -38,15 +38,21 @@ def policy_figures(
         classes, tenants: their names by index; those without requests are left out.
         wasted: part of the KV in use that held no token.
     """
+    whole = request_figures(log, classes, tenants)
+    whole |= _fleet_figures(log, replicas) | {"fragmentation": wasted}
+    whole["pools"] = _pool_figures(log, replicas)
+    whole["links"] = {f"{source}>{target}": _link_figures(link) for (source, target), link in links.items()}
+    whole["link_peak_gb_s"] = max((link.peak_gb_s for link in links.values()), default=None)
+    return whole
+
+
+def request_figures(log: Log, classes: Sequence[str], tenants: Sequence[str]) -> dict[str, Any]:
+    """How requests fared, whole and by class and tenant; see `policy_figures`."""
     span_s = max(log.last_ns - log.first_ns, 1) / 1e9
     seen = {request.cls.name for request, _ in (*log.endings, *log.refusals)}
     senders = {request.tenant for request, _ in (*log.endings, *log.refusals)}
     gaps, cls, tenant = _gaps(log)
     whole = _figures(log, gaps, span_s, lambda request: True)
-    whole |= _fleet_figures(log, replicas) | {"fragmentation": wasted}
-    whole["pools"] = _pool_figures(log, replicas)
-    whole["links"] = {f"{source}>{target}": _link_figures(link) for (source, target), link in links.items()}
-    whole["link_peak_gb_s"] = max((link.peak_gb_s for link in links.values()), default=None)
     whole["classes"] = {
         name: _figures(log, gaps[cls == i], span_s, partial(_has_class, name))
         for i, name in enumerate(classes)

@@ -21,6 +21,8 @@ from kaiseki.cost.profiled import Spread
 from kaiseki.cost.transfers import lora_load_ns
 from kaiseki.engines.clock import VirtualClock
 from kaiseki.memory.pool import BlockPool
+from kaiseki.observe.recorder.flight import FlightRecorder, load_of
+from kaiseki.observe.recorder.layout import Call
 from kaiseki.sim.cluster import Replica as Description
 from kaiseki.sim.engine import SimulatedEngine, Work
 from kaiseki.sim.lives import Left
@@ -93,6 +95,7 @@ class SimReplica:
         self._output_tokens = FIRST_GUESS_TOKENS
         self._on_since: int | None = 0 if self.up else None
         self._was_on: list[tuple[int, int]] = []
+        self.recorder = FlightRecorder(None)
         self._boot()
 
     def _boot(self) -> None:
@@ -137,6 +140,7 @@ class SimReplica:
         self.up, self.failed = False, True
         self.engine.stop(now)
         self.power_off(now)
+        self.recorder.close()  # what comes after has another beginning
         self._boot()
         return left
 
@@ -157,8 +161,12 @@ class SimReplica:
 
     def withdraw(self, request_id: str) -> None:
         """Forget a request whose KV was coming; it goes on elsewhere."""
-        self.scheduler.cancel(request_id, self._clock.now_ns())
-        self._forget(self.scheduler.take_endings())
+        now = self._clock.now_ns()
+        self.scheduler.cancel(request_id, now)
+        self.recorder.called(Call.CANCEL, now, text=request_id, slot=self.scheduler.life.slot)
+        endings = self.scheduler.take_endings()
+        self.recorder.ended(endings, self.scheduler.life.slot)
+        self._forget(endings)
         self._coming -= 1
 
     def never_runs(self, request: Request) -> Refusal | None:
@@ -168,9 +176,15 @@ class SimReplica:
 
     def submit(self, request: Request, work: Work) -> Refusal | None:
         """Queue a request, or say why not."""
-        refusal = self.scheduler.submit(request, self._clock.now_ns())
-        if refusal is None:
-            self.engine.open(self.scheduler.life.ids[request.id], work)
+        s, now = self.scheduler, self._clock.now_ns()
+        refusal = s.submit(request, now)
+        if refusal is not None:
+            self.recorder.refused(request, refusal, now, s.life.slot)
+        else:
+            row = s.life.ids[request.id]
+            seq, tenant = int(s.table.seq[row]), int(s.table.tenant[row])
+            self.recorder.opened(request, seq, row, tenant, now, s.life.slot)
+            self.engine.open(row, work)
             self._coming += request.begun is not None and request.begun.sent
             if request.block_hashes or self._found.size:
                 self._expect_cached(request)
@@ -178,7 +192,9 @@ class SimReplica:
 
     def landed(self, request_id: str) -> None:
         """The KV of a request is here that was computed elsewhere."""
-        self.scheduler.landed(request_id, self._clock.now_ns())
+        now = self._clock.now_ns()
+        self.scheduler.landed(request_id, now)
+        self.recorder.called(Call.LANDED, now, text=request_id, slot=self.scheduler.life.slot)
         self._coming -= 1
 
     def keep(self) -> None:
@@ -188,6 +204,8 @@ class SimReplica:
     def handed_over(self, request_id: str) -> None:
         """Its KV is elsewhere now."""
         self.scheduler.handed_over(request_id)
+        now = self._clock.now_ns()
+        self.recorder.called(Call.HANDED_OVER, now, text=request_id, slot=self.scheduler.life.slot)
         self._going -= 1
 
     def begin(self) -> list[Ending]:
@@ -200,11 +218,19 @@ class SimReplica:
             and self.open_requests > self._coming
         ):
             decision = s.decide(now)
-            s.trace.drain()
-            endings += s.take_endings()
+            records, cutoffs = s.trace.drain()
+            if self.recorder.on:
+                self.recorder.decided(
+                    decision, now, records, cutoffs, load_of(s), quantum_tokens=s.quantum.tokens
+                )
+            ended = s.take_endings()
+            self.recorder.ended(ended, s.life.slot)
+            endings += ended
             if decision.empty:
                 break
             self.engine.execute(decision)
+        if self.recorder.due:
+            self.recorder.keyframe(now, s.life.slot)
         self._forget(endings)
         return endings
 
@@ -212,8 +238,10 @@ class SimReplica:
         """Take in the oldest step, which ends now."""
         result = self.engine.collect()
         applied = self.scheduler.apply(result)
-        self.scheduler.trace.drain()
+        self.recorder.applied(result)
+        self.recorder.noted(self.scheduler.trace.drain()[0], result.ended_ns)
         endings = self.scheduler.take_endings()
+        self.recorder.ended(endings, self.scheduler.life.slot)
         if not applied.emitted.all():
             self.engine.take_back(result, applied.emitted)
         self._forget(endings)

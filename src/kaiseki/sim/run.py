@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from kaiseki.core.policy import Policy
 from kaiseki.core.protocols import F_CHUNKS, F_PAIRS, F_SLOT, F_TOKENS, N_FEATURES
 from kaiseki.core.settings import SchedulerSettings
 from kaiseki.engines.clock import VirtualClock
+from kaiseki.observe.recorder.flight import FlightRecorder
 from kaiseki.sim.arrivals import Arrivals
 from kaiseki.sim.cluster import Happens, Links, Replica, Routers, Training, Wan
 from kaiseki.sim.figures import policy_figures, training_figures
@@ -35,6 +37,14 @@ Stream = Callable[[Shape], Iterator[Batch]]
 
 
 @dataclass(frozen=True, slots=True)
+class RecordTo:
+    """Where a run is recorded: one file per replica, each of this size."""
+
+    folder: Path
+    size_mb: float
+
+
+@dataclass(frozen=True, slots=True)
 class Case:
     """What is simulated, apart from the policy.
 
@@ -52,6 +62,7 @@ class Case:
         seed: of shares in the plan, and of the router.
         settings: of every scheduler, but for what the pools say: batch size and tokens per step.
         exact_outputs: requests say how long their outputs are, as with `ignore_eos`.
+        record: where each run is recorded, if anywhere.
     """
 
     stream: Stream
@@ -68,6 +79,7 @@ class Case:
     training: Training | None = None
     wan: Wan | None = None
     shares: Sequence[float] = (1.0,)
+    record: RecordTo | None = None
 
     def scaled(self, factor: float) -> Case:
         """The same load, arriving so many times as fast."""
@@ -146,6 +158,12 @@ def build(case: Case, policy: Policy, samples: Fragmentation | None = None) -> S
     return Simulation(arrivals, replicas, front, clock, handover, operations, distance)
 
 
+def _record(replicas: Sequence[SimReplica], to: RecordTo) -> None:
+    for i, replica in enumerate(replicas):
+        about, name = {"engine": "simulated"}, f"replica-{i}"
+        replica.recorder = FlightRecorder.open(to.folder, 0, to.size_mb, about, replica.scheduler, name)
+
+
 class Run(NamedTuple):
     """What came of a case under a policy.
 
@@ -173,7 +191,11 @@ def run(case: Case, policy: Policy) -> Run:
     began = time.perf_counter()
     wasted = Fragmentation()
     simulation = build(case, policy, wasted)
+    if case.record is not None:
+        _record(simulation.replicas, case.record)
     log = simulation.run()
+    for replica in simulation.replicas:
+        replica.recorder.close()
     classes, tenants = case.plan.class_names(), list(case.plan.tenant_weights())
     figures = policy_figures(log, simulation.replicas, simulation.links, classes, tenants, wasted.share)
     figures["training"] = training_figures(case.training, simulation.steps, log)
