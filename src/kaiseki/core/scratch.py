@@ -14,6 +14,10 @@ class Scratch:
     def __init__(self, dtype: npt.DTypeLike) -> None:
         self._array: npt.NDArray[Any] = np.empty(64, dtype)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has its own: what is in it, or in memory behind it, is nobody's business."""
+        return {"_array": self._array[:0].copy()}
+
     def take(self, n: int) -> npt.NDArray[Any]:
         """The first `n` elements, with anything in them."""
         if n > self._array.size:

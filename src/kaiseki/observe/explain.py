@@ -94,8 +94,10 @@ class Kept:
         """RECORD[n] of one request, in order."""
         if self._sorted:
             first, last = np.searchsorted(self._seqs, (seq, seq + 1)).tolist()
-            return self._records[first:last]
-        return self._records[self._records["seq"] == seq]
+            found: npt.NDArray[np.void] = self._records[first:last]
+        else:
+            found = self._records[self._records["seq"] == seq]
+        return found
 
     def past_of(self, tenant: int) -> Past:
         """The slots as seen by a tenant."""
