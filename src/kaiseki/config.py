@@ -127,6 +127,17 @@ class Server(Section):
     max_choices: Count = 64
 
 
+class Vllm(Section):
+    """Inside vLLM. `mode` says who decides: Kaiseki; vLLM, while what Kaiseki would do is noted (`shadow`);
+    or vLLM alone (`vllm`, the kill switch). It may be changed while the server runs. With `trust_headers`
+    whoever reaches the server is believed what headers say of tenants and targets, as a gateway is that lets
+    nobody else through.
+    """
+
+    mode: Literal["kaiseki", "shadow", "vllm"] = "kaiseki"
+    trust_headers: bool = False
+
+
 class Metrics(Section):
     """The metrics page."""
 
@@ -155,6 +166,7 @@ class Settings(Section):
     server: Server = Server()
     metrics: Metrics = Metrics()
     recorder: Recorder = Recorder()
+    vllm: Vllm = Vllm()
 
     def scheduler_settings(self) -> SchedulerSettings:
         """What the scheduling core takes."""

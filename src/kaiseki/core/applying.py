@@ -79,7 +79,6 @@ def take_results(
     new_tokens: I32,
     failed: Bool,
     finish: I8,
-    starts: I32,
     tokens: I32,
     samples: Bool,
     slot: int,
@@ -98,7 +97,7 @@ def take_results(
     Args:
         records: of the table.
         rows, epochs, new_tokens, failed, finish: of the result.
-        starts, tokens, samples: of the decision.
+        tokens, samples: of the decision.
         slot, now: decision, and when its step ended, ns.
         valid, emitted: filled: whether the chunk was not for nothing (its request was stopped or ended
             meanwhile), and whether its new tokens count.
@@ -118,7 +117,10 @@ def take_results(
         if not valid[i] or failed[i]:
             n_failed += valid[i]
             continue
-        row["confirmed"] = max(row["confirmed"], starts[i] + tokens[i])
+        # Draft tokens that turned out right were computed beside the chunk's own.
+        ahead = max(new_tokens[i] - 1, 0)
+        row["confirmed"] += tokens[i] + ahead
+        row["computed"] += ahead
         row["pending"] -= samples[i]
         if row["inflight_slot"] == slot:
             row["inflight_slot"] = -1
@@ -147,7 +149,7 @@ def apply_step(life: Lifecycle, flight: InFlight, result: StepResult) -> Applied
     gaps: Records = np.empty(n, TOKEN)
     notes = life.trace.records
     worked, over, gave, first, failed = take_results(
-        t.records, r.rows, r.epochs, r.new_tokens, r.failed, r.finish, d.starts, d.tokens, d.samples,
+        t.records, r.rows, r.epochs, r.new_tokens, r.failed, r.finish, d.tokens, d.samples,
         r.slot, now, valid, emitted, done, confirmed, ended, gaps, life.slot, notes.room(n),
     )  # fmt: skip
     notes.wrote(first)

@@ -6,6 +6,7 @@ KV: `now` is an argument, and blocks are whatever its `KVSpace` says.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -16,11 +17,23 @@ from kaiseki.core.applying import Applied, apply_step
 from kaiseki.core.candidates import find_candidates, give_up_waiting, measure, take_stock
 from kaiseki.core.composing import in_order, slot_bound_ns
 from kaiseki.core.costs import lone_rates
-from kaiseki.core.decision import F64, Decision, How, StepResult
+from kaiseki.core.decision import F64, I32, Decision, How, StepResult
 from kaiseki.core.displacing import displace, make_room
 from kaiseki.core.endings import Ending
-from kaiseki.core.entries import ENDS, N_SIFTED, NEW_PLACES, NEW_ROWS, NEW_STARTS, TURNED, no_entries, sift
+from kaiseki.core.entries import (
+    ENDS,
+    ENTRY,
+    N_SIFTED,
+    NEW_PLACES,
+    NEW_ROWS,
+    NEW_STARTS,
+    TURNED,
+    lay_out,
+    no_entries,
+    sift,
+)
 from kaiseki.core.fairness import Fairness
+from kaiseki.core.filling import no_features
 from kaiseki.core.granting import grant
 from kaiseki.core.lifecycle import Lifecycle
 from kaiseki.core.limits import (
@@ -41,10 +54,10 @@ from kaiseki.core.queues import Waiting
 from kaiseki.core.reasons import Outcome, Reason
 from kaiseki.core.recording import record_slot
 from kaiseki.core.requests import NEVER_NS, Request
-from kaiseki.core.scan import N_DECODES, N_LOST, OLDEST, PROMISED, Scan, scan
+from kaiseki.core.scan import N_DECODES, N_LOST, N_PREFILLS, OLDEST, PROMISED, Scan, scan
 from kaiseki.core.settings import SchedulerSettings
 from kaiseki.core.staging import leave_to_later_slots
-from kaiseki.core.starting import InFlight, attach, put_in_flight, reserve
+from kaiseki.core.starting import InFlight, add_chunks, attach, put_in_flight, reserve
 from kaiseki.core.table import NO_ROW, Records, RequestTable, State
 from kaiseki.core.targets import RecentTargets
 from kaiseki.core.trace import Trace
@@ -66,6 +79,27 @@ class Filled(NamedTuple):
     features: F64
     limits: F64
     bound_ns: float
+
+
+@dataclass(slots=True)
+class Plan:
+    """A slot that is decided and not carried out.
+
+    Attributes:
+        slot: its number.
+        filled: the entries with what they are granted.
+        found: what running rows could do.
+        preempted: int32[m], rows that were stopped for it.
+        changed: whether `start`, `chunk` or `reason` of entries were changed since.
+        led: whether somebody else decides; see `Scheduler.follow`.
+    """
+
+    slot: int
+    filled: Filled
+    found: Scan
+    preempted: I32
+    changed: bool = False
+    led: bool = False
 
 
 class Scheduler:
@@ -193,21 +227,22 @@ class Scheduler:
             now: time, ns.
             work_limit: most waiting candidates to look at; None for the setting.
         """
+        return self.carry_out(self.plan(now, work_limit), now)
+
+    def plan(self, now: int, work_limit: int | None = None) -> Plan:
+        """The first half of `decide`: who is stopped is stopped, what is granted is not carried out yet.
+
+        An engine that has the last word may write what it will really do into the plan's entries, and says
+        so by `Plan.changed`; nothing else may be called before `carry_out`.
+        """
         life = self.life
-        life.enqueue_arrivals()
-        life.slot += 1
-        self._planes = self.cost.planes()
-        life.rates = lone_rates(self._planes)
+        self._begin_slot()
         if self.policy.gives_up:
             give_up_waiting(life, self.settings.window, now)
         found = self._scan(now)
         if found.counts[N_LOST]:
             found = self._give_up_running(found, now)
-        if self.champion == NO_ROW or self.table.state[self.champion] != State.RUNNING:
-            self.champion = int(found.counts[OLDEST])
-            self._champion_waits = 0
-            if found.counts[OLDEST] != NO_ROW:
-                found = self._scan(now)  # what the new champion needs counts as well
+        found = self._elect(found, now)
         forced = make_room(life, found, self.champion, now)
         if forced.size:
             found = self._scan(now)
@@ -222,14 +257,59 @@ class Scheduler:
                 rows = filled.entries["row"][filled.entries["waiting"]]
                 new, _ = measure(life, self.settings, rows, now)
                 filled = self._fill(found, new, now, newcomer)
-        decision = self._emit(filled, found, now)
-        if self.policy.fair:
+        return Plan(life.slot, filled, found, np.concatenate([forced, bought]))
+
+    def follow(self, rows: I32, now: int) -> Plan:
+        """In place of `plan`, where somebody else decides: nothing is granted, nobody stopped or given up.
+
+        What is done is to be written into the plan's entries: those of all running rows that can do
+        something, then one for each of `rows`.
+
+        Args:
+            rows: int32[n], waiting rows that will be admitted.
+            now: time, ns.
+        """
+        self._begin_slot()
+        found = self._elect(self._scan(now), now)
+        new, _ = measure(self.life, self.settings, rows, now)
+        running = int(found.counts[N_DECODES] + found.counts[N_PREFILLS])
+        entries: Records = np.empty(running + new.size, ENTRY)
+        lay_out(
+            self.table.records, found.found, found.counts, self.kv.block_tokens, new, self._planes,
+            no_features(), entries,
+        )  # fmt: skip
+        filled = Filled(entries, no_features(), np.zeros(N_LIMITS), np.inf)
+        return Plan(self.life.slot, filled, found, rows[:0], True, True)
+
+    def carry_out(self, plan: Plan, now: int) -> Decision:
+        """The second half of `decide`: what the plan's entries grant is in flight afterwards."""
+        filled = plan.filled
+        if plan.changed:
+            features = no_features()
+            add_chunks(filled.entries, features)
+            filled = filled._replace(features=features)
+        decision = self._emit(filled, plan.found, now)
+        if self.policy.fair and not plan.led:
             waiting = self.waiting
             self.fairness.settle(filled.entries, waiting.by_group(), waiting.reachable(), filled.limits)
-        if forced.size or bought.size:
-            decision.preempted = np.concatenate([forced, bought])
+        if plan.preempted.size:
+            decision.preempted = plan.preempted
             decision.how = np.full(decision.preempted.size, How.RECOMPUTE, np.int8)
         return decision
+
+    def _begin_slot(self) -> None:
+        self.life.enqueue_arrivals()
+        self.life.slot += 1
+        self._planes = self.cost.planes()
+        self.life.rates = lone_rates(self._planes)
+
+    def _elect(self, found: Scan, now: int) -> Scan:
+        """Make sure that there is a champion; what a new one needs counts in the scan that is returned."""
+        if self.champion != NO_ROW and self.table.state[self.champion] == State.RUNNING:
+            return found
+        self.champion = int(found.counts[OLDEST])
+        self._champion_waits = 0
+        return self._scan(now) if self.champion != NO_ROW else found
 
     def _scan(self, now: int) -> Scan:
         able = self.capabilities

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kaiseki.core.costs import gradient_ns, predict_ns, share_ns
+from kaiseki.core.costs import add_decode, add_prefill, gradient_ns, predict_ns, share_ns
 from kaiseki.core.decision import F64, I32, Bool, Decision
 from kaiseki.core.fairness import Fairness, charge
 from kaiseki.core.jit import kernel
@@ -70,6 +70,17 @@ def reserve(kv: KVSpace, places: I32, rows: I32, starts: I32, ends: I32) -> tupl
     except OutOfBlocks:
         fits = np.cumsum(kv.growth_need(rows, starts, ends)) <= kv.free_blocks()
         return places[fits], kv.reserve(rows[fits], starts[fits], ends[fits])
+
+
+@kernel
+def add_chunks(entries: Records, features: F64) -> None:
+    """Add what the chunks of entries compute to `features`."""
+    for i in range(entries.size):
+        entry = entries[i]
+        if entry["chunk"] > 0 and entry["decode"]:
+            add_decode(features, float(entry["start"] + 1))
+        elif entry["chunk"] > 0:
+            add_prefill(features, float(entry["start"]), float(entry["chunk"]))
 
 
 @kernel

@@ -124,6 +124,8 @@ def _error_code(body: bytes) -> str:
 class Clients:
     """One connection pool per class, each with its tenant's key."""
 
+    exchange: type[Exchange] = Exchange
+
     def __init__(self, url: str, model: str, keys: Mapping[str, str]) -> None:
         self._model = model
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
@@ -147,7 +149,7 @@ class Clients:
 
     def begin(self, prompt: Prompt) -> tuple[Exchange, asyncio.Task[None]]:
         """Send a request without waiting for anything."""
-        exchange = Exchange(prompt)
+        exchange = self.exchange(prompt)
         return exchange, asyncio.create_task(exchange.run(self._by_class[prompt.cls], self._model))
 
     async def ask(self, prompt: Prompt) -> Answer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,13 +70,22 @@ class Demo:
         launch: starts servers.
         encode: the model's tokenizer.
         narrator: tells people how far it is.
+        clients: makes the clients of a server, from its URL, the model's name and the keys.
     """
 
-    def __init__(self, options: Options, launch: Launch, encode: Encode, narrator: Narrator) -> None:
+    def __init__(
+        self,
+        options: Options,
+        launch: Launch,
+        encode: Encode,
+        narrator: Narrator,
+        clients: Callable[[str, str, Mapping[str, str]], Clients] = Clients,
+    ) -> None:
         self._options = options
         self._launch = launch
         self._encode = encode
         self._narrator = narrator
+        self._clients = clients
 
     async def run(self) -> Findings:
         """Everything, one server after the other.
@@ -110,7 +119,7 @@ class Demo:
         async with AsyncExitStack() as stack:
             with self._narrator.step(f"starting a server: {policy}{tokens}", START_S):
                 url = await stack.enter_async_context(self._launch(wanted))
-                client = Clients(url, model_name(self._options.model), KEYS)
+                client = self._clients(url, model_name(self._options.model), KEYS)
                 clients = await stack.enter_async_context(client)
                 for cls in (BATCH, INTERACTIVE):
                     await clients.ask(maker.make(cls))
