@@ -112,6 +112,7 @@ class Rig:
                 async_scheduling=depth > 0,
                 **given,
             ).create_engine_config()
+        config.scheduler_config.async_scheduling = depth > 0  # which vLLM switches off on a CPU
         config.cache_config.num_gpu_blocks = blocks
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
         self.clock = VirtualClock(time.monotonic_ns())
