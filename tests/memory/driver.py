@@ -66,16 +66,35 @@ class Slot:
 
 
 class Driver:
-    MOVES = ("submit", "attach", "decide", "decide", "decide", "collect", "collect", "stop", "fork", "forget")
+    MOVES = (
+        "submit",
+        "attach",
+        "pin",
+        "decide",
+        "decide",
+        "decide",
+        "collect",
+        "collect",
+        "stop",
+        "fork",
+        "forget",
+    )
 
-    def __init__(self, total, page, hint, hashing):
-        self.pool = BlockPool(total, page, max_rows_hint=hint, hasher=self.output_hashes if hashing else None)
+    def __init__(self, total, page, hint, hashing, eviction):
+        hasher = self.output_hashes if hashing else None
+        self.pool = BlockPool(total, page, max_rows_hint=hint, hasher=hasher, eviction=eviction)
         self.hashing = hashing
-        self.model = Model(total, page)
+        self.model = Model(total, page, eviction == "arc")
         self.runs = {}
         self.flight = []
         self.memory = {b: [None] * page for b in range(total)}
         self.next_slot = 0
+
+    @classmethod
+    def any(cls, rng):
+        """Of random shape."""
+        eviction = rng.choice(["arc", "lru"])
+        return cls(rng.randint(3, 24), rng.choice([1, 2, 4]), rng.randint(1, 8), rng.random() < 0.6, eviction)
 
     def output_hashes(self, row, first, last):
         run = self.runs[row]
@@ -123,6 +142,12 @@ class Driver:
         assert got == [tokens for tokens, _ in asked]
         for row, tokens in zip(rows, got, strict=True):
             self.runs[row].planned = self.runs[row].valid = tokens
+
+    def pin(self, rng):
+        rows = pick(rng, self.empty(), 2)
+        limits = [rng.randint(0, len(self.runs[row].tokens)) for row in rows]
+        self.pool.pin(i32(*rows), i32(*limits))
+        self.model.pin(zip(rows, limits, strict=True))
 
     def fork(self, rng):
         children = [row for row in self.empty() if not self.in_flight(row)]

@@ -6,8 +6,14 @@ Blocks are objects without numbers; the pool under test says which number each g
 from __future__ import annotations
 
 
+WAYS = 4
+STEPS = 10
+
+
 class Block:
     def __init__(self):
+        self.again = False
+        self.pinned = False
         self.number = None
         self.digest = None
         self.parent = None
@@ -26,12 +32,18 @@ class Lane:
 
 
 class Model:
-    def __init__(self, total, page):
+    def __init__(self, total, page, adapts):
+        self.adapts = adapts
+        self.target = STEPS * total // 2
+        self.sets = 1
+        while self.sets < -(-total // WAYS):
+            self.sets *= 2
+        self.ghosts = {}  # set -> [(digest, again)], the last one first
         self.page = page
         self.total = total
         self.unowned = total
         self.index = {}
-        self.cached = []  # longest unused first
+        self.cached = []  # longest unused first, those of both queues in one list
         self.lanes = {}
         self.chains = {}
         self.waiting = []  # (fence, blocks), in order of release
@@ -90,6 +102,7 @@ class Model:
                 if block in self.cached:
                     self.cached.remove(block)
                 block.rows.add(row)
+                block.again = self.adapts
         return len(found) * self.page
 
     def fork(self, parent, child, tokens):
@@ -103,7 +116,7 @@ class Model:
 
     def reserve(self, rows, starts, ends):
         """Does it and returns [(source, destination)] blocks."""
-        copies = []
+        copies, let_go = [], []
         for row, start, end in zip(rows, starts, ends, strict=True):
             if end <= start:
                 continue
@@ -115,9 +128,11 @@ class Model:
                     new = lane.blocks[at] = self._take(row)
                     copies.append((old, new))
                     old.rows.remove(row)
-                    self._settle(old)
+                    let_go.append(old)
             while len(lane.blocks) < self.pages(end):
                 lane.blocks.append(self._take(row))
+        for old in dict.fromkeys(let_go):
+            self._settle(old)
         return copies
 
     def commit(self, row, valid):
@@ -127,6 +142,13 @@ class Model:
             lane.committed = min(valid, len(lane.blocks) * self.page)
             if self._full(row) > before:
                 self._index(row)
+
+    def pin(self, pairs):
+        for block in self.index.values():
+            block.pinned = False
+        for row, limit in pairs:
+            for block in self.prefix(row, limit):
+                block.pinned = True
 
     def release(self, row, fence):
         lane = self.lanes.get(row)
@@ -159,14 +181,67 @@ class Model:
         if self.unowned:
             self.unowned -= 1
         else:
-            oldest = self.cached[0]
-            self._strip_children(oldest)
-            self.cached.pop(0)
-            del self.index[oldest.digest]
+            victim = self._victim()
+            self._strip_children(victim)
+            self.cached.remove(victim)
+            del self.index[victim.digest]
+            self._remember(victim)
             self.evicted += 1
         block = Block()
         block.rows = {row}
         return block
+
+    def _victim(self):
+        if all(block.pinned for block in self.cached):
+            for block in self.index.values():
+                block.pinned = False
+        once = [b for b in self.cached if not b.again]
+        again = [b for b in self.cached if b.again]
+        over = len(once) * STEPS * self.total > self.target * len(self.cached)
+        first, second = (once, again) if once and (over or not again) else (again, once)
+        free = self._unpinned(first) or self._unpinned(second)
+        victim = free[0]
+        if victim.again and self._children(victim):
+            return (self._unpinned(once) or free)[0]
+        return victim
+
+    def _unpinned(self, queue):
+        """Those of a queue that are not pinned, after pinned ones before them have been put to the end."""
+        for _ in range(len(queue)):
+            if not queue[0].pinned:
+                return queue
+            block = queue[0]
+            while block in self.cached:
+                self.cached.remove(block)
+                self.cached.append(block)
+                if block in queue:
+                    queue.remove(block)
+                    queue.append(block)
+                block = block.parent
+        return []
+
+    def _home(self, digest):
+        return self.ghosts.setdefault(int.from_bytes(digest[:4], "little") & (self.sets - 1), [])
+
+    def _remember(self, block):
+        if self.adapts:
+            home = self._home(block.digest)
+            home.insert(0, (block.digest, block.again))
+            del home[WAYS:]
+
+    def _recall(self, digest):
+        members = [again for home in self.ghosts.values() for _, again in home]
+        home = self._home(digest)
+        found = [ghost for ghost in home if ghost[0] == digest]
+        if not found:
+            return False
+        home.remove(found[0])
+        again, once = sum(members), len(members) - sum(members)
+        if found[0][1]:
+            self.target = max(self.target - max(1, once // again), 0)
+        else:
+            self.target = min(self.target + max(1, again // once), STEPS * self.total)
+        return True
 
     def _full(self, row):
         return min(self.lanes[row].committed // self.page, len(self.chains[row]))
@@ -211,7 +286,8 @@ class Model:
             if known is None:
                 if own.digest is not None or not (own_parent or (leaving and own.rows == {row})):
                     return
-                own.digest, own.parent = digest, parent
+                own.digest, own.parent, own.pinned = digest, parent, False
+                own.again = self._recall(digest) and (parent is None or parent.again)
                 self.index[digest] = known = own
             own_parent = own_parent and known is own
             if not own_parent and not leaving:

@@ -280,7 +280,7 @@ class TestEviction:
         assert pool.stats().evictions == 5
 
     def test_use_renews(self):
-        pool = pool_of(4)
+        pool = pool_of(4, eviction="lru")
         compute(pool, 0, TEXT[:8])
         compute(pool, 1, OTHER[50:58])
         pool.release(i32(0), NOW)
@@ -291,7 +291,7 @@ class TestEviction:
         assert (cached(pool, TEXT[:8]), cached(pool, OTHER[50:58])) == (8, 0)
 
     def test_using_the_cache_for_long_does_not_fill_the_queue(self):
-        pool = pool_of(6)
+        pool = pool_of(6, eviction="lru")
         compute(pool, 0, TEXT[:8])
         compute(pool, 1, OTHER[50:58])
         pool.release(i32(0, 1), fences(-1, -1))
@@ -301,6 +301,52 @@ class TestEviction:
             pool.check()
         compute(pool, 2, TEXT[80:96])
         assert (cached(pool, TEXT[:8]), cached(pool, OTHER[50:58])) == (8, 0)
+
+    @pytest.mark.parametrize(("eviction", "kept"), [("arc", 16), ("lru", 0)])
+    def test_what_came_back_once_outlives_a_crowd_that_never_does(self, eviction, kept):
+        pool = pool_of(12, eviction=eviction)
+        for _ in range(2):
+            compute(pool, 0, TEXT[:16], end=17)
+            pool.release(i32(0), NOW)
+        for first in range(100, 180, 8):
+            compute(pool, 1, range(first, first + 8))
+            pool.release(i32(1), NOW)
+        assert cached(pool, TEXT[:16]) == kept
+
+    def test_what_comes_back_after_it_was_given_up_counts_as_used_again(self):
+        pool = pool_of(12)
+        for first in (0, 100, 200, 300, 0):  # evicts the first text, then asks for it once more
+            compute(pool, 0, range(first, first + 16))
+            pool.release(i32(0), NOW)
+        for first in range(400, 480, 8):
+            compute(pool, 1, range(first, first + 8))
+            pool.release(i32(1), NOW)
+        assert cached(pool, range(16)) == 16
+
+    @pytest.mark.parametrize("eviction", ["arc", "lru"])
+    def test_what_a_waiting_request_will_use_is_evicted_last(self, eviction):
+        pool = pool_of(8, eviction=eviction)
+        for first in (0, 100):
+            compute(pool, 0, range(first, first + 16))
+            pool.release(i32(0), NOW)
+        pool.register(1, chain_hashes(range(16), 4))
+        pool.pin(i32(1), i32(16))
+        pool.register(2, ())
+        pool.reserve(i32(2), i32(0), i32(16))
+        pool.check()
+        assert (cached(pool, range(16)), cached(pool, range(100, 116))) == (16, 0)
+        pool.reserve(i32(2), i32(16), i32(20))  # nothing else is left
+        assert cached(pool, range(16)) == 12
+
+    def test_only_what_was_pinned_last_is(self):
+        pool = pool_of(8, eviction="lru")
+        for row, first in ((0, 0), (1, 100)):
+            compute(pool, row, range(first, first + 16))
+            pool.release(i32(row), NOW)
+        for row in (0, 1):
+            pool.pin(i32(row), i32(16))
+        compute(pool, 2, range(200, 216))
+        assert (cached(pool, range(16)), cached(pool, range(100, 116))) == (0, 16)
 
 
 class TestCopyOnWrite:

@@ -21,6 +21,7 @@ class PoolMachine(RuleBasedStateMachine):
         page=st.sampled_from([1, 2, 4]),
         hashing=st.booleans(),
         hint=st.integers(1, 8),
+        eviction=st.sampled_from(["arc", "lru"]),
     )
     def start(self, **shape):
         self.driver = Driver(**shape)
@@ -32,6 +33,10 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(rng=SEEDS)
     def attach(self, rng):
         self.driver.attach(rng)
+
+    @rule(rng=SEEDS)
+    def pin(self, rng):
+        self.driver.pin(rng)
 
     @rule(rng=SEEDS)
     def fork(self, rng):
@@ -67,7 +72,7 @@ TestPool.settings = settings(max_examples=60, stateful_step_count=40)
 def test_long_history(seed):
     """Long enough for every block to be evicted many times; the machine above is better at small cases."""
     rng = random.Random(seed)
-    driver = Driver(rng.randint(3, 24), rng.choice([1, 2, 4]), rng.randint(1, 8), rng.random() < 0.6)
+    driver = Driver.any(rng)
     for _ in range(250):
         getattr(driver, rng.choice(driver.MOVES))(rng)
         driver.check()

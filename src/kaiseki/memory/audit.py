@@ -8,33 +8,41 @@ import numpy as np
 
 from kaiseki.core.decision import I64, Bool
 from kaiseki.memory.layout import (
+    AGAIN,
     CACHED,
     COMMITTED,
     COUNT,
     FENCE,
     FREE,
+    GHOSTS,
+    HEAD,
     HOLDS,
     IDLE,
     IDLE_HEAD,
     INDEXED,
     KIDS,
     LANE,
+    LEFT,
     LENGTH,
     LIMBO,
     LIVE,
+    LONG,
     NEXT,
     OFFSET,
+    ONCE,
     PAGE,
     PARENT,
     PRIVATE,
-    QUEUE_HEAD,
-    QUEUE_TAIL,
+    PIN,
+    PINS,
+    QUEUE,
     QUEUED,
     RETIRED,
     ROOT,
     ROW,
     ROWS,
     SLOT,
+    TAIL,
     UNINDEXED,
     WAITING,
     WAITING_HEAD,
@@ -104,17 +112,27 @@ def _check_states(s: State) -> None:
 
 
 def _check_queue(s: State, cached: list[int]) -> None:
-    """The ring holds the cached blocks once each, children before parents."""
-    head, tail = int(s.counters[QUEUE_HEAD]), int(s.counters[QUEUE_TAIL])
-    assert tail - head <= s.queue.size, "the eviction queue is longer than its ring"
-    ring = [at % s.queue.size for at in range(head, tail)]
-    order = [int(s.queue[at]) for at in ring if s.blocks[s.queue[at], QUEUED] == at]
-    assert sorted(order) == cached, "the eviction queue does not hold exactly the cached blocks"
+    """The rings hold the cached blocks once each, children before parents; ghosts are counted."""
+    left = s.ghosts[:, :, LEFT]
+    for queue in (ONCE, AGAIN):
+        assert s.counters[GHOSTS + queue] == (left == queue + 1).sum(), "ghosts are counted wrong"
+    place: dict[int, tuple[int, int]] = {}
+    for queue, ring in enumerate(s.queues):
+        head, tail = int(s.counters[HEAD + queue]), int(s.counters[TAIL + queue])
+        assert tail - head <= ring.size, "an eviction queue is longer than its ring"
+        spots = [at % ring.size for at in range(head, tail)]
+        in_it = (s.blocks[ring, QUEUED] == np.arange(ring.size)) & (s.blocks[ring, QUEUE] == queue)
+        order = [int(ring[at]) for at in spots if in_it[at]]
+        assert len(order) == s.counters[LONG + queue], "an eviction queue is not as long as it says"
+        place |= {block: (queue, at) for at, block in enumerate(order)}
+    assert sorted(place) == cached, "the eviction queues do not hold exactly the cached blocks"
     assert (np.delete(s.blocks[:, QUEUED], cached) == -1).all(), "a block that is not cached is queued"
-    place = {block: at for at, block in enumerate(order)}
-    for block in order:
-        parent = int(s.blocks[block, PARENT])
-        assert place.get(parent, len(order)) > place[block], f"block {block} is evicted after its parent"
+    for block in np.flatnonzero(s.blocks[:, PARENT] >= 0).tolist():
+        parent, pinned = int(s.blocks[block, PARENT]), s.blocks[block, PIN] == s.counters[PINS]
+        assert s.blocks[parent, QUEUE] >= s.blocks[block, QUEUE], f"block {block} is in a later queue"
+        assert not pinned or s.blocks[parent, PIN] == s.counters[PINS], f"the parent of {block} is not pinned"
+        if block in place and parent in place:
+            assert place[parent] > place[block], f"block {block} is evicted after its parent"
 
 
 def _check_index(s: State) -> None:

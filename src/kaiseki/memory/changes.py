@@ -11,6 +11,8 @@ from kaiseki.core.jit import inlined, kernel
 from kaiseki.memory.blocks import available, begin_wait, end_wait, let_go, share, take
 from kaiseki.memory.lanes import add_waiting, close_lane, fixed, known, need, open_lane, set_committed
 from kaiseki.memory.layout import (
+    ADAPTS,
+    AGAIN,
     COMMITTED,
     COPIES,
     COUNT,
@@ -29,10 +31,14 @@ from kaiseki.memory.layout import (
     NOT_A_CHAIN,
     OFFSET,
     OK,
+    ONCE,
     PAGE,
     PARENT,
+    PIN,
+    PINS,
     PRIVATE,
     QUERIED,
+    QUEUE,
     RETIRED,
     ROOT,
     ROW,
@@ -81,7 +87,8 @@ def reserve(
     digests: I32,
     slots: I32,
     free: I32,
-    queue: I32,
+    queues: I32,
+    ghosts: I32,
     counters: I64,
     lanes: I64,
     tables: I32,
@@ -95,10 +102,9 @@ def reserve(
     """(status, k): make [start, end) of each row writable; copies[:k] are (source, destination).
 
     `copies` is int32[B, 2]: every copy takes a block, so there are never more. No source is another's
-    destination: it is indexed or still someone's, and if it loses its last row it goes to the end of the
-    eviction queue, behind all the blocks that were counted as available.
+    destination: it is let go of only when all blocks have been taken.
     """
-    s = State(blocks, digests, slots, free, queue, counters, lanes, tables, requests, chain)
+    s = State(blocks, digests, slots, free, queues, ghosts, counters, lanes, tables, requests, chain)
     if not known(requests, rows):
         return UNKNOWN_ROW, 0
     status = _can_reserve(s, rows, starts, ends)
@@ -121,6 +127,8 @@ def reserve(
             for page_index in range(lanes[lane, LENGTH], wanted):
                 tables[lane, page_index] = take(s)
             lanes[lane, LENGTH] = wanted
+    for i in range(done):
+        end_wait(s, copies[i, 0])
     counters[COPIES] += done
     return OK, done
 
@@ -135,7 +143,7 @@ def _replace_fixed(s: State, lane: int, first: int, copies: I32, done: int) -> i
             s.tables[lane, page_index] = own
             copies[done, 0] = block
             copies[done, 1] = own
-            let_go(s, block)
+            begin_wait(s, block)
             done += 1
     s.lanes[lane, PRIVATE] = first * s.counters[PAGE]
     s.lanes[lane, INDEXED] = min(s.lanes[lane, INDEXED], first)
@@ -148,7 +156,8 @@ def commit(
     digests: I32,
     slots: I32,
     free: I32,
-    queue: I32,
+    queues: I32,
+    ghosts: I32,
     counters: I64,
     lanes: I64,
     tables: I32,
@@ -158,7 +167,7 @@ def commit(
     valid: I32,
 ) -> int:
     """Positions below valid[i] hold KV; index pages that became full. Rows without blocks are passed over."""
-    s = State(blocks, digests, slots, free, queue, counters, lanes, tables, requests, chain)
+    s = State(blocks, digests, slots, free, queues, ghosts, counters, lanes, tables, requests, chain)
     if not known(requests, rows):
         return UNKNOWN_ROW
     for i in range(rows.size):
@@ -232,7 +241,8 @@ def release(
     digests: I32,
     slots: I32,
     free: I32,
-    queue: I32,
+    queues: I32,
+    ghosts: I32,
     counters: I64,
     lanes: I64,
     tables: I32,
@@ -242,7 +252,7 @@ def release(
     fences: I64,
 ) -> int:
     """Take all blocks from the rows; rows without any are passed over."""
-    s = State(blocks, digests, slots, free, queue, counters, lanes, tables, requests, chain)
+    s = State(blocks, digests, slots, free, queues, ghosts, counters, lanes, tables, requests, chain)
     if not known(requests, rows):
         return UNKNOWN_ROW
     for i in range(rows.size):
@@ -273,7 +283,8 @@ def retire(
     digests: I32,
     slots: I32,
     free: I32,
-    queue: I32,
+    queues: I32,
+    ghosts: I32,
     counters: I64,
     lanes: I64,
     tables: I32,
@@ -282,7 +293,7 @@ def retire(
     slot: int,
 ) -> None:
     """Free the blocks that waited for `slot` or an earlier one."""
-    s = State(blocks, digests, slots, free, queue, counters, lanes, tables, requests, chain)
+    s = State(blocks, digests, slots, free, queues, ghosts, counters, lanes, tables, requests, chain)
     counters[RETIRED] = slot
     lane = counters[WAITING_HEAD]
     counters[WAITING_HEAD] = -1
@@ -321,7 +332,8 @@ def attach(
     digests: I32,
     slots: I32,
     free: I32,
-    queue: I32,
+    queues: I32,
+    ghosts: I32,
     counters: I64,
     lanes: I64,
     tables: I32,
@@ -332,7 +344,7 @@ def attach(
     out: I32,
 ) -> int:
     """Share each row's cached prefix with it; out[n] is its length in tokens."""
-    s = State(blocks, digests, slots, free, queue, counters, lanes, tables, requests, chain)
+    s = State(blocks, digests, slots, free, queues, ghosts, counters, lanes, tables, requests, chain)
     if not known(requests, rows):
         return UNKNOWN_ROW
     status = _can_attach(s, rows, limits)
@@ -350,6 +362,7 @@ def attach(
         for page_index in range(pages - 1, -1, -1):
             tables[lane, page_index] = block
             share(s, block)
+            blocks[block, QUEUE] = AGAIN if counters[ADAPTS] else ONCE
             block = blocks[block, PARENT]
         lanes[lane, LENGTH] = pages
         lanes[lane, PRIVATE] = out[i]
@@ -359,12 +372,46 @@ def attach(
 
 
 @kernel
+def pin(
+    blocks: I32,
+    digests: I32,
+    slots: I32,
+    free: I32,
+    queues: I32,
+    ghosts: I32,
+    counters: I64,
+    lanes: I64,
+    tables: I32,
+    requests: I32,
+    chain: I32,
+    rows: I32,
+    limits: I32,
+) -> int:
+    """Pin each row's cached prefix, and nothing else: it is evicted when all other cached blocks are gone.
+
+    Held blocks of it are marked, too: a pinned block's parent always is, so that it never comes before it
+    in a queue (see `eviction`).
+    """
+    s = State(blocks, digests, slots, free, queues, ghosts, counters, lanes, tables, requests, chain)
+    if not known(requests, rows):
+        return UNKNOWN_ROW
+    counters[PINS] += 1
+    for i in range(rows.size):
+        _, block = longest_prefix(s, rows[i], limits[i])
+        while block >= 0 and blocks[block, PIN] != counters[PINS]:
+            blocks[block, PIN] = counters[PINS]
+            block = blocks[block, PARENT]
+    return OK
+
+
+@kernel
 def fork(
     blocks: I32,
     digests: I32,
     slots: I32,
     free: I32,
-    queue: I32,
+    queues: I32,
+    ghosts: I32,
     counters: I64,
     lanes: I64,
     tables: I32,
@@ -375,7 +422,7 @@ def fork(
     tokens: int,
 ) -> int:
     """Share the parent's blocks that cover `tokens` positions with a child that holds none."""
-    s = State(blocks, digests, slots, free, queue, counters, lanes, tables, requests, chain)
+    s = State(blocks, digests, slots, free, queues, ghosts, counters, lanes, tables, requests, chain)
     pages = (tokens + counters[PAGE] - 1) // counters[PAGE]
     if requests[child, LANE] >= 0:
         return HOLDS_BLOCKS

@@ -13,15 +13,22 @@ from typing import NamedTuple
 from kaiseki.core.decision import I32, I64
 
 BLOCK_FIELDS = 8
-ROWS, HOLDS, KIDS, PARENT, QUEUED, SLOT = range(6)
-"""Columns of `State.blocks` (padded to a power of two).
+ROWS, HOLDS, KIDS, PARENT, QUEUED, SLOT, QUEUE, PIN = range(BLOCK_FIELDS)
+"""Columns of `State.blocks`.
 
 ROWS: rows whose lane has the block. HOLDS: the same plus released lanes that wait for their fence.
 KIDS: indexed blocks whose parent it is. PARENT: the indexed block before it in its chain, `ROOT` for
 the first, `UNINDEXED` when no digest leads to the block. QUEUED: its place in the eviction queue or -1.
-SLOT: its place in the hash table.
+SLOT: its place in the hash table. QUEUE: the eviction queue where it is, or will be, `ONCE` or `AGAIN`.
+PIN: pinned if this is `State.counters[PINS]`.
 """
 ROOT, UNINDEXED = -1, -2
+ONCE, AGAIN = 0, 1
+
+WAYS = 4
+FIELDS = 3
+WORD_0, WORD_1, LEFT = range(FIELDS)
+"""Columns of an entry of `State.ghosts` (padded to 4): two words of a digest; 1 + the queue it left, 0 if empty."""
 
 LANE_FIELDS = 8
 ROW, LENGTH, PRIVATE, COMMITTED, INDEXED, INDEX_AT, FENCE, NEXT = range(LANE_FIELDS)
@@ -51,8 +58,17 @@ ROOM: how many fit there.
     CACHED,
     LIVE,
     LIMBO,
-    QUEUE_HEAD,
-    QUEUE_TAIL,
+    HEAD,
+    HEAD_AGAIN,
+    TAIL,
+    TAIL_AGAIN,
+    LONG,
+    LONG_AGAIN,
+    GHOSTS,
+    GHOSTS_AGAIN,
+    TARGET,
+    ADAPTS,
+    PINS,
     RETIRED,
     WAITING_HEAD,
     WAITING_TAIL,
@@ -64,12 +80,13 @@ ROOM: how many fit there.
     QUERIED,
     HIT,
     N_COUNTERS,
-) = range(18)
+) = range(27)
 """Entries of `State.counters`.
 
 PAGE: tokens per block. FREE: unowned blocks without content, on the stack `State.free`. CACHED: indexed
-blocks without holds, in `State.queue`. LIVE: blocks of rows. LIMBO: blocks that only waiting lanes
-hold. QUEUE_HEAD, QUEUE_TAIL: entries taken from, and put into, the queue so far. RETIRED: last retired
+blocks without holds, in `State.queues`. LIVE: blocks of rows. LIMBO: blocks that only waiting lanes
+hold. HEAD, TAIL, LONG of each of two queues: entries taken from it, put into it, blocks in it. GHOSTS: how
+many of those in `State.ghosts` left each queue. TARGET, ADAPTS, PINS: see `eviction`. RETIRED: last retired
 slot. WAITING_HEAD, WAITING_TAIL: list of waiting lanes
 in order of release. IDLE_HEAD, IDLE: list and number of idle lanes. The rest count
 events: blocks taken, cached blocks evicted, blocks copied, tokens asked of the cache by `attach`, found.
@@ -87,7 +104,8 @@ class State(NamedTuple):
         digests: int32[B, 8], SHA-256 under which a block is indexed.
         slots: int32[power of two >= 2B, 2], open-addressing hash table: block (-1 none), digest word 0.
         free: int32[B], stack of unowned blocks.
-        queue: int32[power of two >= 2B], ring of cached blocks, the longest unused first, with holes.
+        queues: int32[2, power of two >= 2B], rings of cached blocks, the longest unused first, with holes.
+        ghosts: int32[power of two >= B / WAYS, WAYS, 4], pages given up of late; the last of a set first.
         counters: int64[N_COUNTERS].
         lanes: int64[L, LANE_FIELDS].
         tables: int32[L, W], block of each page of a lane.
@@ -99,7 +117,8 @@ class State(NamedTuple):
     digests: I32
     slots: I32
     free: I32
-    queue: I32
+    queues: I32
+    ghosts: I32
     counters: I64
     lanes: I64
     tables: I32

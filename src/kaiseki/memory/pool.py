@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -11,14 +11,17 @@ from kaiseki.core.decision import I32, I64
 from kaiseki.core.protocols import OutOfBlocks
 from kaiseki.memory import audit, changes, queries
 from kaiseki.memory.chains import ChainStore, doubled
+from kaiseki.memory.ghosts import STEPS
 from kaiseki.memory.hashing import join_digests
 from kaiseki.memory.layout import (
+    ADAPTS,
     ALLOCATIONS,
     BLOCK_FIELDS,
     CACHED,
     COMMITTED,
     COPIES,
     EVICTIONS,
+    FIELDS,
     FREE,
     HIT,
     HOLDS_BLOCKS,
@@ -37,18 +40,23 @@ from kaiseki.memory.layout import (
     OK,
     PAGE,
     PARENT,
+    PINS,
     QUERIED,
     QUEUED,
     RETIRED,
     ROW,
+    TARGET,
     UNINDEXED,
     UNKNOWN_ROW,
     WAITING_HEAD,
+    WAYS,
     State,
 )
 
 Hasher = Callable[[int, int, int], Sequence[bytes]]
 """`hasher(row, first, last)`: chained digests of the row's pages first..last-1, output included."""
+
+Eviction = Literal["arc", "lru"]
 
 _WHAT = {
     UNKNOWN_ROW: (IndexError, "a row was never registered"),
@@ -93,6 +101,7 @@ class BlockPool:
         hasher: gives digests of pages behind the registered ones (generated tokens) when a row is
             released, so that a next turn, or the row itself after a preemption, finds them. It may
             return fewer digests than asked for, or none.
+        eviction: which cached blocks are given up first, see `kaiseki.memory.eviction`.
     """
 
     def __init__(
@@ -101,6 +110,7 @@ class BlockPool:
         block_tokens: int = 16,
         max_rows_hint: int = 1024,
         hasher: Hasher | None = None,
+        eviction: Eviction = "arc",
     ) -> None:
         if total_blocks < 1 or block_tokens < 1 or max_rows_hint < 1:
             raise ValueError("total_blocks, block_tokens and max_rows_hint must be at least 1")
@@ -116,6 +126,7 @@ class BlockPool:
             -1,
             -1,
         )
+        self._counters[[ADAPTS, TARGET, PINS]] = eviction == "arc", STEPS * total_blocks // 2, 1
         blocks: I32 = np.zeros((total_blocks, BLOCK_FIELDS), np.int32)
         blocks[:, [PARENT, QUEUED]] = UNINDEXED, -1
         self._state = State(
@@ -123,7 +134,8 @@ class BlockPool:
             digests=np.zeros((total_blocks, 8), np.int32),
             slots=np.full((doubled(2, 2 * total_blocks), 2), -1, np.int32),
             free=np.arange(total_blocks - 1, -1, -1, dtype=np.int32),
-            queue=np.zeros(doubled(2, 2 * total_blocks), np.int32),
+            queues=np.zeros((2, doubled(2, 2 * total_blocks)), np.int32),
+            ghosts=np.zeros((doubled(1, -(-total_blocks // WAYS)), WAYS, FIELDS + 1), np.int32),
             counters=self._counters,
             lanes=np.empty((0, LANE_FIELDS), np.int64),
             tables=np.empty((0, 8), np.int32),
@@ -217,6 +229,13 @@ class BlockPool:
             status = changes.attach(*self._state, rows, limits, out)
         _raise(status)
         return out
+
+    def pin(self, rows: I32, limits: I32) -> None:
+        """Have the cached prefixes of these rows evicted last, and those of an earlier call like others again.
+
+        `limits`: as in `attach`. When nothing else is left they are evicted all the same.
+        """
+        _raise(changes.pin(*self._state, _i32(rows), _i32(limits)))
 
     def fork(self, parent: int, child: int, tokens: int) -> None:
         """Give `child`, which holds no blocks, the parent's blocks that cover `tokens` positions.

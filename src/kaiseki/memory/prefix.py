@@ -16,7 +16,21 @@ probing and closing gaps touch nothing else.
 from __future__ import annotations
 
 from kaiseki.core.jit import inlined
-from kaiseki.memory.layout import COUNT, KIDS, OFFSET, PAGE, PARENT, SLOT, UNINDEXED, State
+from kaiseki.memory.ghosts import recall
+from kaiseki.memory.layout import (
+    AGAIN,
+    COUNT,
+    KIDS,
+    OFFSET,
+    ONCE,
+    PAGE,
+    PARENT,
+    PIN,
+    QUEUE,
+    SLOT,
+    UNINDEXED,
+    State,
+)
 
 
 @inlined
@@ -75,6 +89,10 @@ def insert(s: State, block: int, at: int, parent: int) -> None:
     s.slots[slot, 1] = tag
     s.blocks[block, SLOT] = slot
     s.blocks[block, PARENT] = parent
+    # Never above its parent's: a block leaves before its parent does (see `eviction`).
+    again = recall(s, at) and (parent < 0 or s.blocks[parent, QUEUE] == AGAIN)
+    s.blocks[block, QUEUE] = AGAIN if again else ONCE
+    s.blocks[block, PIN] = 0
     if parent >= 0:
         s.blocks[parent, KIDS] += 1
 

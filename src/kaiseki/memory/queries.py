@@ -64,7 +64,8 @@ def cached_tokens(
     digests: I32,
     slots: I32,
     free: I32,
-    queue: I32,
+    queues: I32,
+    ghosts: I32,
     counters: I64,
     lanes: I64,
     tables: I32,
@@ -78,7 +79,7 @@ def cached_tokens(
 
     Of a row that holds blocks: what is computed in them, and none.
     """
-    s = State(blocks, digests, slots, free, queue, counters, lanes, tables, requests, chain)
+    s = State(blocks, digests, slots, free, queues, ghosts, counters, lanes, tables, requests, chain)
     if not known(requests, rows):
         return UNKNOWN_ROW
     for i in range(rows.size):

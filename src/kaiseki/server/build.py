@@ -167,7 +167,7 @@ def _engine(settings: Settings, progress: Progress, child: Child | None) -> tupl
         )
         most = AutoConfig.from_pretrained(folder, local_files_only=True).max_position_embeddings
         blocks = _blocks(settings, shape.bytes, min(most, wanted.max_context or most))
-        pool = BlockPool(blocks, block)
+        pool = BlockPool(blocks, block, eviction=settings.memory.eviction)
         options: dict[str, Any] = {
             "tables": pool,
             "blocks": blocks,
