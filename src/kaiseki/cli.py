@@ -13,6 +13,7 @@ import typer
 from kaiseki import __version__
 from kaiseki.commands.advise import advise
 from kaiseki.commands.bench import bench
+from kaiseki.commands.bench_memory import bench_memory
 from kaiseki.commands.calibrate import calibrate
 from kaiseki.commands.check import check
 from kaiseki.commands.common import Command
@@ -38,6 +39,7 @@ for command in (
     serve, pull, check, explain, replay, doctor, top, demo, calibrate, sim, experiment, advise,
 ):  # fmt: skip
     app.command(cls=Command)(command)
+bench.command("memory", cls=Command)(bench_memory)
 app.add_typer(bench, name="bench")
 app.add_typer(record, name="record")
 

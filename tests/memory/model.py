@@ -5,7 +5,6 @@ Blocks are objects without numbers; the pool under test says which number each g
 
 from __future__ import annotations
 
-
 WAYS = 4
 STEPS = 10
 

@@ -106,15 +106,15 @@ MUTANTS = (
     Mutant(
         "a parent is evicted after its children",
         "memory/eviction.py",
-        "    while parent >= 0 and s.blocks[parent, HOLDS] == 0:\n",
-        "    while False:\n",
+        "        _append(s, block)\n        block = s.blocks[block, PARENT]\n",
+        "        _append(s, block)\n        block = -1\n",
         (POOL, POOL_MACHINE),
     ),
     Mutant(
         "the longest unused block is evicted first",
         "memory/eviction.py",
-        "    s.counters[CACHED] -= 1\n    s.blocks[block, QUEUED] = -1\n",
-        "    s.counters[CACHED] -= 1\n",
+        "[block, QUEUE]] -= 1\n    s.blocks[block, QUEUED] = -1\n",
+        "[block, QUEUE]] -= 1\n",
         (POOL, POOL_MACHINE),
     ),
     Mutant(

@@ -18,6 +18,8 @@ from kaiseki.core.table import Records, RequestTable
 
 _FIRST, _EARLY, _DECODES, _LATE = 0.5, 1.0, 2.0, 3.0
 """Phases in which prefills and waiting entries come; `_DECODES` is that of decodes that don't bind."""
+_AHEAD = 0.25
+"""What comes first within its phase has so much less."""
 
 
 def in_order(
@@ -29,6 +31,7 @@ def in_order(
     planes: F64,
     within_ns: float,
     tokens: float,
+    room: float,
     max_passes: int,
 ) -> Records:
     """ENTRY[n]: running rows and waiting candidates in the order in which they are offered a grant.
@@ -38,7 +41,7 @@ def in_order(
         found: what running rows can do.
         new: entries of waiting candidates.
         now: the time, ns.
-        first, max_passes: see `fill_phases`.
+        first, room, max_passes: see `fill_phases`.
         planes: of the cost model.
         within_ns, tokens: how long the slot may last, and how many tokens it may hold: as long as all decodes
             fit, their own order does not matter.
@@ -55,9 +58,9 @@ def in_order(
         return entries
     if apart:
         score = scores_of_prefills(p, t, others, _scores(life, others, now))
-        return arrange(p, t, entries, found, first, max_passes, score, life.scratch.entries)
+        return arrange(p, t, entries, found, first, room, max_passes, score, life.scratch.entries)
     phase = np.zeros(entries.size)
-    fill_phases(t.records, others, *_order_of(p), first, max_passes, phase[decodes:])
+    fill_phases(t.records, others, *_order_of(p), first, room, max_passes, phase[decodes:])
     score = scores_of_prefills(p, t, entries, _scores(life, entries, now))
     rank = ranks_of_decodes(t, entries, now, life.rates[2], found.tightest_ns)
     return arrange_all(p, t, entries, phase, rank, score)
@@ -83,6 +86,7 @@ def arrange(
     entries: Records,
     found: Scan,
     first: int,
+    room: float,
     max_passes: int,
     score: F64,
     buffer: Scratch,
@@ -94,15 +98,16 @@ def arrange(
         table: the request table.
         entries: see `entries.lay_out`.
         found: the scan that they were made from.
-        first, max_passes: see `fill_phases`.
+        first, room, max_passes: see `fill_phases`.
         score: float64, parallel to the entries behind the decodes.
         buffer: of ENTRY.
     """
     out: Records = buffer.take(entries.size)
     phase, order = np.empty(score.size), np.empty(score.size, np.int32)
     merge(
-        table.records, entries, found.counts, *_order_of(policy), first, max_passes, score, phase, order, out
-    )
+        table.records, entries, found.counts, *_order_of(policy), first, room, max_passes, score, phase,
+        order, out,
+    )  # fmt: skip
     return out
 
 
@@ -142,8 +147,8 @@ def sort_others(records: Records, others: Records, phase: F64, score: F64, order
 
 @kernel
 def merge(
-    records: Records, entries: Records, counts: I64, urgency: bool, behind: bool, first: int, max_passes: int,
-    score: F64, phase: F64, order: I32, out: Records,
+    records: Records, entries: Records, counts: I64, urgency: bool, behind: bool, first: int, room: float,
+    max_passes: int, score: F64, phase: F64, order: I32, out: Records,
 ) -> None:  # fmt: skip
     """Write binding decodes, then the others in order up to the decodes' phase, more decodes, the rest.
 
@@ -151,7 +156,7 @@ def merge(
     """
     bound, decodes = counts[N_BOUND], counts[N_DECODES]
     others = entries[decodes:]
-    fill_phases(records, others, urgency, behind, first, max_passes, phase)
+    fill_phases(records, others, urgency, behind, first, room, max_passes, phase)
     sort_others(records, others, phase, score, order)
     at, k = 0, 0
     for i in range(bound):
@@ -170,8 +175,9 @@ def merge(
 
 @kernel
 def fill_phases(
-    records: Records, others: Records, urgency: bool, behind: bool, first: int, max_passes: int, out: F64
-) -> None:
+    records: Records, others: Records, urgency: bool, behind: bool, first: int, room: float, max_passes: int,
+    out: F64,
+) -> None:  # fmt: skip
     """Whether prefills and waiting entries come before the decodes that don't bind, or after.
 
     Args:
@@ -179,9 +185,14 @@ def fill_phases(
         others: entries that are no decodes.
         urgency, behind: see `_order_of`.
         first: row that follows right after the decodes that bind, as a purchase was made for it; or -1.
+        room: blocks for waiting entries. Where not all fit, those that are mostly cached come first in their
+            phase (`Order.URGENCY`), or what is admitted before them would evict their prefixes.
         max_passes: candidates passed over this often come first.
         out: float64, parallel to `others`.
     """
+    for i in range(others.size):
+        if others[i]["waiting"]:
+            room -= others[i]["pins"] + others[i]["whole"]
     for i in range(others.size):
         entry = others[i]
         row = records[entry["row"]]
@@ -189,6 +200,8 @@ def fill_phases(
         if urgency:
             timed = row["ttft_ns"] < NEVER_NS or row["tbt_ns"] < NEVER_NS
             out[i] = _EARLY if overdue or (timed and not row["demoted"]) else _LATE
+            if overdue or (room < 0.0 and entry["pins"] > entry["whole"]):
+                out[i] -= _AHEAD
         else:
             out[i] = _LATE + 1.0 if entry["waiting"] and behind and not overdue else _LATE
         if entry["row"] == first:

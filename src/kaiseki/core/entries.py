@@ -65,18 +65,19 @@ def joined(first: Records, second: Records) -> Records:
 
 
 # Rows of the int32[N_SIFTED, n] that `sift` fills.
-PLACES, ROWS, STARTS, ENDS, NEW_ROWS, NEW_STARTS, NEW_PLACES, TURNED = range(8)
-N_SIFTED = 8
+PLACES, ROWS, STARTS, ENDS, NEW_ROWS, NEW_STARTS, NEW_PLACES, TURNED, WARM = range(9)
+N_SIFTED = 9
 
 
 @kernel
-def sift(records: Records, entries: Records, out: I32) -> tuple[int, int, int, int]:
+def sift(records: Records, entries: Records, out: I32) -> tuple[int, int, int, int, int]:
     """Sort entries out: those with a chunk, waiting rows among them, and waiting rows without one.
 
     Fills `out`: places, rows and positions [start, end) of the first; rows, starts and places of the second;
-    rows of the third. Returns how many of each, and how many of the second have no KV but what is cached.
+    rows of the third, and of those among them whose cached prefix nobody holds. Returns how many of each, and
+    how many of the second have no KV but what is cached.
     """
-    n, n_new, n_turned, plain = 0, 0, 0, 0
+    n, n_new, n_turned, n_warm, plain = 0, 0, 0, 0, 0
     for i in range(entries.size):
         entry = entries[i]
         r = entry["row"]
@@ -95,7 +96,10 @@ def sift(records: Records, entries: Records, out: I32) -> tuple[int, int, int, i
         elif entry["waiting"]:
             out[TURNED, n_turned] = r
             n_turned += 1
-    return n, n_new, n_turned, plain
+            if entry["pins"] > 0:
+                out[WARM, n_warm] = r
+                n_warm += 1
+    return n, n_new, n_turned, n_warm, plain
 
 
 @kernel

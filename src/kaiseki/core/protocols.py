@@ -153,6 +153,10 @@ class KVSpace(Protocol):
         """Share the cached prefix with rows that hold no blocks. Returns tokens attached, int32[n]."""
         ...
 
+    def pin(self, rows: I32, limits: I32) -> None:
+        """Have the cached prefixes of these waiting rows evicted last, in place of those named before."""
+        ...
+
     def fork(self, parent: int, child: int, tokens: int) -> None:
         """Give `child`, which holds no blocks, the parent's blocks that cover `tokens` positions."""
         ...

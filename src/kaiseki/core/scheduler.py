@@ -28,6 +28,7 @@ from kaiseki.core.entries import (
     NEW_ROWS,
     NEW_STARTS,
     TURNED,
+    WARM,
     lay_out,
     no_entries,
     sift,
@@ -63,6 +64,9 @@ from kaiseki.core.targets import RecentTargets
 from kaiseki.core.trace import Trace
 
 _NO_LOADS = np.empty((0, 2), np.int32)
+
+_NEXT = 8
+"""Of so many requests that wait next, the cached prefix is evicted last."""
 
 
 class Filled(NamedTuple):
@@ -363,6 +367,7 @@ class Scheduler:
             self._planes,
             bound_ns / headroom,
             limits[L_TOKENS],
+            limits[L_ADMISSION],
             s.max_passes,
         )
         lag = hard = np.inf
@@ -393,7 +398,10 @@ class Scheduler:
         """Turn grants into a decision: attach, reserve, advance the table, record."""
         life, entries = self.life, filled.entries
         sifted = np.empty((N_SIFTED, entries.size), np.int32)
-        n, n_new, n_turned, plain = sift(self.table.records, entries, sifted)
+        n, n_new, n_turned, n_warm, plain = sift(self.table.records, entries, sifted)
+        if n_warm:
+            warm = sifted[WARM, : min(n_warm, _NEXT)]
+            self.kv.pin(warm, self.table.prompt[warm])
         if n_turned:
             self.waiting.put_back(sifted[TURNED, :n_turned])
         if n_new:

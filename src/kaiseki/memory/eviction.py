@@ -2,24 +2,24 @@
 
 Cached blocks stand in two rings, each in the order in which they lost their last hold: `ONCE` those that one
 request has used, `AGAIN` those that were attached since, or that came back soon after they had been given up
-(see `ghosts`). The first gives one up while it has more than its share of the cached blocks, `TARGET`
-of `STEPS` times all blocks; a ghost that comes back moves the target towards the queue it left. With `lru` everything
-stands in the first ring.
+(see `ghosts`). The first gives one up while it has more than its share of the cached blocks, `TARGET` of
+`STEPS` times all blocks; a ghost that comes back moves the target towards the queue it left. With `lru`
+everything stands in the first ring.
 
-A block without its parent can never be found again, so only leaves are given up. In a ring children come before their
-parents: a lane lets go of its last page first, and every lane that holds a block holds its ancestors. A child
-never stands in `AGAIN` when its parent is in `ONCE`: whoever attaches it attaches the parent. So the head of `ONCE`
-is a leaf. The head of `AGAIN` may have children in `ONCE`; then the head of `ONCE` goes in its place: it is at
-least as long unused as such a child is, and that as its parent. Two cases need care, both after
-`changes.release` indexed a block under another row's parent: that parent may already stand in a ring, then it moves
-behind its child (`enqueue`); and while the child waits for its fence it is in no ring at all, then it
-loses its digest when its parent's turn comes (`_give_up_grafts`).
+A block without its parent can never be found again, so only leaves are given up. In a ring children come
+before their parents: a lane lets go of its last page first, and every lane that holds a block holds its
+ancestors. A child never stands in `AGAIN` when its parent is in `ONCE`: whoever attaches it attaches the
+parent. So the head of `ONCE` is a leaf. The head of `AGAIN` may have children in `ONCE`; then the head of
+`ONCE` goes in its place: it is at least as long unused as such a child is, and that as its parent. Two cases
+need care, both after `changes.release` indexed a block under another row's parent: that parent may already
+stand in a ring, then it moves behind its child (`enqueue`); and while the child waits for its fence it is in
+no ring at all, then it loses its digest when its parent's turn comes (`_give_up_grafts`).
 
-A pinned block, its parents with it, goes to the end of its ring when its turn comes; when only pinned ones are left,
-none is pinned any more.
+A pinned block, its parents with it, goes to the end of its ring when its turn comes; when only pinned ones
+are left, none is pinned any more.
 
-A block that is attached again leaves a hole, told by the block's own QUEUE and QUEUED. A ring of twice the blocks
-is compacted when it is full, so at most once per total_blocks entries: amortised O(1).
+A block that is attached again leaves a hole, told by the block's own QUEUE and QUEUED. A ring of twice the
+blocks is compacted when it is full, so at most once per total_blocks entries: amortised O(1).
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _head(s: State, queue: int) -> int:
 
 @inlined
 def _first_unpinned(s: State, queue: int) -> int:
-    """The block longest in a queue that is not pinned, -1 without any; pinned ones before it go to the end."""
+    """The longest in a queue that is not pinned, -1 without any; pinned ones before it go to the end."""
     for _ in range(s.counters[LONG + queue]):
         block = _head(s, queue)
         if s.blocks[block, PIN] != s.counters[PINS]:

@@ -1,8 +1,9 @@
 """Ghosts: digests of pages that were given up of late, and what their coming back teaches.
 
 A page that is computed again though it was here a while ago says that its queue is too short. Ghosts stand in
-a table of about as many places as there are blocks, `WAYS` to a set; a new one pushes the oldest of its set out.
-Two words of a digest tell pages apart well enough: a mix-up moves a target by a step, and no KV is found here.
+a table of about as many places as there are blocks, `WAYS` to a set; a new one pushes the oldest of its set
+out. Two words of a digest tell pages apart well enough: a mix-up moves a target by a step, and no KV is found
+here.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from kaiseki.memory.layout import (
 )
 
 STEPS = 10
-"""Steps by which a page's share of the cache is divided: hits in a tree come in chains of many pages, and with
-a whole page per hit, as in ARC, the target runs from end to end (`docs/memory.md`)."""
+"""Steps by which a page's share of the cache is divided: hits in a tree come in chains of many pages, and
+with a whole page per hit, as in ARC, the target runs from end to end (`docs/memory.md`)."""
 
 
 @inlined
@@ -48,7 +49,7 @@ def remember(s: State, block: int) -> None:
 
 @inlined
 def recall(s: State, at: int) -> bool:
-    """Whether digest `s.chain[at]`, now indexed, is a ghost. If so the target moves, and it is one no more."""
+    """Whether digest `s.chain[at]`, now indexed, is a ghost. If so, the target moves and it is gone."""
     if s.counters[ADAPTS] == 0:
         return False
     home = s.chain[at, 0] & (s.ghosts.shape[0] - 1)

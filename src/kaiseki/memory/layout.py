@@ -28,7 +28,7 @@ ONCE, AGAIN = 0, 1
 WAYS = 4
 FIELDS = 3
 WORD_0, WORD_1, LEFT = range(FIELDS)
-"""Columns of an entry of `State.ghosts` (padded to 4): two words of a digest; 1 + the queue it left, 0 if empty."""
+"""Columns of an entry of `State.ghosts` (padded to 4): two words of a digest; 1 + its queue, 0 if empty."""
 
 LANE_FIELDS = 8
 ROW, LENGTH, PRIVATE, COMMITTED, INDEXED, INDEX_AT, FENCE, NEXT = range(LANE_FIELDS)

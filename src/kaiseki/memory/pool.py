@@ -231,7 +231,8 @@ class BlockPool:
         return out
 
     def pin(self, rows: I32, limits: I32) -> None:
-        """Have the cached prefixes of these rows evicted last, and those of an earlier call like others again.
+        """Have the cached prefixes of these rows evicted last, and those of an earlier call like others
+        again.
 
         `limits`: as in `attach`. When nothing else is left they are evicted all the same.
         """
