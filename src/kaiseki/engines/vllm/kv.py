@@ -85,6 +85,9 @@ class VllmBlocks:
         """See `KVSpace`; vLLM attaches what it finds when it admits a request."""
         return limits
 
+    def pin(self, rows: I32, limits: I32) -> None:
+        """See `KVSpace`; vLLM evicts in an order of its own."""
+
     def fork(self, parent: int, child: int, tokens: int) -> None:
         """See `KVSpace`.
 
