@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,3 +82,8 @@ def test_the_command_says_what_it_found(tmp_path: Path) -> None:
     found = json.loads(result.stdout)
     assert result.exit_code == (0 if found["pays"] else 1)
     assert found["verdict"] in result.stderr and len(found["options"]) == 6
+    words = shlex.split(found["options"][-1]["command"])
+    again = CliRunner().invoke(app, [*words[1:], "--json"])
+    figures = json.loads(again.stdout)["policies"]["kaiseki"]
+    assert figures["attainment"] == found["options"][-1]["attainment"]
+    assert found["options"][-1]["command"].rsplit(" --quantum", 1)[0] in result.stderr

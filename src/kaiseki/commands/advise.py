@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -52,14 +53,36 @@ def advise(
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     console.print(document["verdict"], markup=False, soft_wrap=True)
+    for option in document["options"]:
+        option["command"] = _command(option, trace, classes, scale, requests, router)
     for reason in document["reasons"]:
         mark = "yes" if reason["holds"] else "no "
         console.print(f"  {mark}  {reason['name']}: {reason['detail']}", markup=False, soft_wrap=True)
     console.print(_table(document["options"]))
+    console.print("Each line can be simulated again by itself, the recommended one by")
+    console.print(f"  {_recommended(document)['command']}", markup=False, highlight=False, soft_wrap=True)
     if json is not None:
         write_json(document, json)
     if not document["pays"]:
         raise typer.Exit(FINDING)
+
+
+def _command(
+    option: dict[str, Any], trace: str, classes: str, scale: float, requests: int, router: str
+) -> str:
+    """How an option's figures can be made again."""
+    words = ["kaiseki", "sim", trace, "--cluster", option["cluster"], "--classes", classes]
+    words += ["--scale", f"{scale:g}", "--requests", str(requests), "--router", router]
+    words += ["--policy", option["policy"], "--quantum", str(option["quantum_tokens"])]
+    if option["budget_tokens"] is not None:
+        words += ["--budget", str(option["budget_tokens"])]
+    return shlex.join(words)
+
+
+def _recommended(document: dict[str, Any]) -> dict[str, Any]:
+    """The option that the advice is about."""
+    wanted: dict[str, Any] = document["recommended"]
+    return next(o for o in document["options"] if all(o[key] == value for key, value in wanted.items()))
 
 
 def _table(options: list[dict[str, Any]]) -> Table:

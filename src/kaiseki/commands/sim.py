@@ -53,6 +53,7 @@ def sim(
     expiry: Annotated[
         bool, typer.Option("--expiry", help="All policies give up requests that can't make it any more.")
     ] = False,
+    quantum: Annotated[int, typer.Option(min=1, help="Tokens that prompt chunks are multiples of.")] = 16,
     router: Annotated[str, typer.Option(help="How requests are spread over replicas.")] = "least-work",
     goodput: Annotated[
         list[float] | None,
@@ -110,6 +111,7 @@ def sim(
     if sweep and sorted(sweep.split(",")) != sorted(SWEPT):
         fail(f"--sweep {sweep!r}: must be {','.join(SWEPT)}")
     case = case_of(trace, trace_format, cluster, classes, scale, requests, router)
+    case = case.with_settings(quantum_tokens=quantum)
     policies = {name: _policy(name, budget, expiry) for name in policy or DEFAULT_POLICIES}
     buying = any(made.buys for made in policies.values())
     if sweep and not buying:

@@ -54,9 +54,8 @@ EXPERIMENT = Experiment(
         f"requests/s; {GRAMS_PER_KWH:g} g CO2 per kWh, cards only."
     ),
     differs=(
-        "Nothing is reported. Most of the energy of a fleet with little to do is idle power, so filling "
-        "it, or switching replicas off, saves more than any order of requests; halving the weights saves "
-        "in proportion to how much of a step moves weights."
+        "Nothing is reported. A card that is on draws its idle power whatever it does, so energy per token "
+        "depends on how full the fleet is as well as on what a step moves and computes."
     ),
     rows=rows,
 )

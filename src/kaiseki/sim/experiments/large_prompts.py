@@ -67,8 +67,7 @@ EXPERIMENT = Experiment(
     ),
     differs=(
         "How much the largest hold is the trace's, not the scheduler's; ours is held over time, prefixes "
-        "counted with each request. The 5 s are the report's alarm, not a measurement: below 1 our "
-        "prompts stay clear of it."
+        "counted with each request. The 5 s are the report's alarm, not a measurement."
     ),
     rows=rows,
     requests=200,

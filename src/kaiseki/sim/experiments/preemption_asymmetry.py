@@ -67,10 +67,9 @@ EXPERIMENT = Experiment(
         "110K tokens; `kaiseki` that never buys, that buys at any price, and as it is."
     ),
     differs=(
-        "The report's 0.3 is one system's. Ours depends on how often room is short at all: a long "
-        "context that is stopped has to be computed again for seconds, which short requests wait for as "
-        "well. The price keeps `kaiseki` from such a deal: what it refused is the difference between the "
-        "last two."
+        "The report's 0.3 is one system's. Ours depends on how often room is short at all, and on the "
+        "seconds that a long context takes to compute again, for which short requests wait as well. What the "
+        "price refused is the difference between the last two."
     ),
     rows=rows,
 )

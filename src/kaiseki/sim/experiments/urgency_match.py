@@ -46,9 +46,9 @@ EXPERIMENT = Experiment(
         f"`kaiseki` with {MATCHED_MS:g} ms."
     ),
     differs=(
-        "Reported are 35 to 60 % less, of which this is the middle, for an unnamed load. An order can "
-        "only move lateness from one request to another: what the tight class gains the others lose, so "
-        "the change over all depends on where the load stands to capacity."
+        "Reported are 35 to 60 % less, of which this is the middle, for an unnamed load. An order moves "
+        "lateness from one request to another, so the change over all depends on where the load stands to "
+        "capacity."
     ),
     rows=rows,
 )

@@ -56,9 +56,9 @@ EXPERIMENT = Experiment(
         f"them, is the distance; {RPS:g} requests/s, `kaiseki`."
     ),
     differs=(
-        "Nothing is reported: that slots of 10 to 50 ms suit such distances is a conjecture. Distance "
-        "costs one longer gap per request, whatever the slot; longer slots make every gap longer, so "
-        "they cost more than they can give where replicas decide for themselves, as here."
+        "Nothing is reported: that slots of 10 to 50 ms suit such distances is a conjecture. Here replicas "
+        "decide for themselves, so distance enters once per request, with its KV, and the length of a slot "
+        "with every token."
     ),
     rows=rows,
     requests=200,
