@@ -53,7 +53,8 @@ EXPERIMENT = Experiment(
     setting=f"`70b-4p-4d-h100` with links of {GB_S:g} GB/s, {RPS:g} requests/s; feedback is 100 us old.",
     differs=(
         "The report's alarm at 1 ms is for a few blocks; the whole KV of a 2K prompt of this model is 0.65 "
-        "GB and takes 65 ms. Transfers that share a link all end late, and hold blocks at both ends meanwhile."
+        "GB and takes 65 ms. Transfers that share a link all end late, and "
+        "hold blocks at both ends meanwhile."
     ),
     rows=rows,
 )
