@@ -152,7 +152,7 @@ class Recorder(Section):
     `size_mb` is taken at once where there is a folder; without one at most a part of it is.
     """
 
-    folder: Path | None = None
+    folder: Annotated[Path | None, Field(strict=False)] = None
     size_mb: Annotated[float, Field(ge=1, le=1 << 20)] = 256.0
 
 

@@ -119,7 +119,10 @@ class Rig:
         cls = AsyncScheduler
         if kaiseki is not None:
             self.records: list[Any] = []
-            cls = type("Timed", (KaisekiScheduler,), {"_clock": self.clock, "_witness": Kept(self.records)})
+            made: dict[str, Any] = {"_clock": self.clock}
+            if "recorder" not in kaiseki:
+                made["_witness_of"] = lambda scheduler, core: Kept(self.records)
+            cls = type("Timed", (KaisekiScheduler,), made)
         groups = [KVCacheGroupSpec(["layer"], spec)]
         self.scheduler: Any = cls(
             vllm_config=config,

@@ -168,16 +168,6 @@ class RequestTable:
         self.open_rows = 0
         self._grow(capacity)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> RequestTable:
-        """A copy whose columns are views of its own records."""
-        twin = RequestTable(self.capacity)
-        memo[id(self)] = twin
-        for name in ("records", "running", "_running_pos"):
-            getattr(twin, name)[:] = getattr(self, name)
-        twin.running_count, twin.open_rows = self.running_count, self.open_rows
-        twin._free = list(self._free)
-        return twin
-
     def _grow(self, capacity: int) -> None:
         old, self.capacity = self.capacity, capacity
         records = np.full(capacity, _EMPTY)

@@ -59,7 +59,7 @@ class Books:
         settings: ours.
         cost: how long steps take.
         stop: preempts a running request in vLLM.
-        witness: is told of everything.
+        witness: makes the one who is told of everything.
     """
 
     def __init__(
@@ -68,15 +68,15 @@ class Books:
         settings: Settings,
         cost: CostModel,
         stop: Callable[[Any], None],
-        witness: Witness,
+        witness: Callable[[Scheduler], Witness],
     ) -> None:
         self.kv = VllmBlocks(scheduler, stop)
-        self._witness = witness
         limits = settings.scheduler_settings()
         most = min(limits.max_batch_size, int(scheduler.max_num_active_reqs))
         self._limits = replace(limits, max_batch_size=most)
         self.core = Scheduler(config.policy(settings), self.kv, cost, _capabilities(scheduler), self._limits)
         self.set_shares(settings)
+        self._witness = witness(self.core)
 
     def set_shares(self, settings: Settings) -> None:
         """Use these weights of tenants from now on."""

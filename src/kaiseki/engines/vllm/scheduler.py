@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from kaiseki.core.admission import Refusal
 from kaiseki.core.decision import Decision
 from kaiseki.core.reasons import Outcome, Reason
+from kaiseki.core.scheduler import Scheduler
 from kaiseki.cost.online import OnlineLinear
 from kaiseki.engines.clock import Clock, MonotonicClock
 from kaiseki.engines.vllm import adapter, board
@@ -29,7 +30,8 @@ from kaiseki.engines.vllm.configured import Configured
 from kaiseki.engines.vllm.offer import Offer
 from kaiseki.engines.vllm.prior import step_prior
 from kaiseki.engines.vllm.spare import spare_calls
-from kaiseki.engines.vllm.witness import Witness
+from kaiseki.engines.vllm.witness import Recorded, Witness
+from kaiseki.observe.recorder.flight import FlightRecorder, facts_of
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +56,6 @@ class KaisekiScheduler(adapter.AsyncScheduler):  # type: ignore[misc]
     """
 
     _clock: Clock = MonotonicClock()
-    _witness = Witness()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         adapter.check_version()
@@ -123,7 +124,7 @@ class KaisekiScheduler(adapter.AsyncScheduler):  # type: ignore[misc]
 
     def _open_books(self) -> None:
         """Begin with all requests waiting; those that run are preempted, and computed again."""
-        self._books = Books(self, self._configured.settings, self._cost, self._stop, self._witness)
+        self._books = Books(self, self._configured.settings, self._cost, self._stop, self._witness_of)
         limits = self._books.core.settings
         kv = self._books.kv
         self.board.write(
@@ -137,6 +138,18 @@ class KaisekiScheduler(adapter.AsyncScheduler):  # type: ignore[misc]
         self._flights = deque(flight._replace(decision=None) for flight in self._flights)
         waiting = [*self.kv_holding_waiting, *self.waiting]
         self._arrived = [(request, self._arrival_ns(request)) for request in waiting]
+
+    def _witness_of(self, core: Scheduler) -> Witness:
+        """A recorder, where the settings name a folder."""
+        wanted = self._configured.settings.recorder
+        if wanted.folder is None:
+            return Witness()
+        config = self.vllm_config
+        about = {"engine": "vllm", "model": str(config.model_config.model), **facts_of(core)}
+        name = f"rank-{config.parallel_config.data_parallel_index}"
+        now = self._clock.now_ns()
+        # Without the core's state, in which vLLM's objects are: it explains, and cannot be replayed.
+        return Recorded(FlightRecorder.open(wanted.folder, now, wanted.size_mb, about, name=name))
 
     def _set_queues(self, own: bool) -> None:
         """Queues that offer what the core chose, or vLLM's own in their own order."""

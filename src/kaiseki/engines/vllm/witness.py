@@ -10,6 +10,7 @@ from kaiseki.core.endings import Ending
 from kaiseki.core.requests import Request
 from kaiseki.core.scheduler import Scheduler
 from kaiseki.core.table import Records
+from kaiseki.observe.recorder.flight import FlightRecorder, load_of
 
 
 class Witness:
@@ -33,3 +34,42 @@ class Witness:
 
     def ended(self, core: Scheduler, endings: Sequence[Ending]) -> None:
         """Requests ended."""
+
+
+class Recorded(Witness):
+    """Hands everything to a flight recorder, which `kaiseki explain --recorder` reads from outside.
+
+    Args:
+        recorder: of this rank.
+    """
+
+    def __init__(self, recorder: FlightRecorder) -> None:
+        self._recorder = recorder
+
+    def opened(self, core: Scheduler, request: Request, now: int) -> None:
+        """See `Witness`."""
+        row, table = core.life.ids[request.id], core.table
+        seq, tenant = int(table.seq[row]), int(table.tenant[row])
+        self._recorder.opened(request, seq, row, tenant, now, core.life.slot)
+
+    def refused(self, core: Scheduler, request: Request, refusal: Refusal, now: int) -> None:
+        """See `Witness`."""
+        self._recorder.refused(request, refusal, now, core.life.slot)
+
+    def decided(
+        self, core: Scheduler, decision: Decision, records: Records, cutoffs: Records, now: int
+    ) -> None:
+        """See `Witness`."""
+        quantum = core.quantum.tokens
+        self._recorder.decided(decision, now, records, cutoffs, load_of(core), quantum_tokens=quantum)
+        if self._recorder.due:
+            self._recorder.keyframe(now, core.life.slot)
+
+    def applied(self, core: Scheduler, result: StepResult, records: Records) -> None:
+        """See `Witness`."""
+        self._recorder.applied(result)
+        self._recorder.noted(records, result.ended_ns)
+
+    def ended(self, core: Scheduler, endings: Sequence[Ending]) -> None:
+        """See `Witness`."""
+        self._recorder.ended(endings, core.life.slot)
