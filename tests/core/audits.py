@@ -152,6 +152,8 @@ def check_reason(world: World, client: Client, d: Decision) -> None:
     if t.state[row] == State.WAITING:
         assert int(t.tenant[row]) in world.cutoffs, f"nothing says why {client.id} waits"
     elif client.running and row not in d.rows and client.id not in world.before.in_flight:
+        if world.disjoint and t.outputs[row] > 0:
+            return  # a decode whose turn is a later slot of the pipeline: see `core.staging`
         reason = Reason(int(t.last_reason[row]))
         assert reason not in (Reason.NONE, Reason.SELECTED), f"nothing says why {client.id} got nothing"
 

@@ -107,6 +107,7 @@ class World:
         each_result: Callable[[World, StepResult, Flight], None] = lambda world, result, flight: None,
     ) -> None:
         self.shape, self.depth, self.page = shape, shape.depth, shape.page
+        self.disjoint = shape.depth > 0 and not PIPELINES[shape.depth]
         self.clock = VirtualClock(START_NS)
         self.pool = BlockPool(shape.blocks, shape.page, max_rows_hint=2)
         self.caps = Capabilities(
