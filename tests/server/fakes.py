@@ -15,6 +15,7 @@ from kaiseki.core.requests import Request
 from kaiseki.engines.embedded.work import GenerationWork, TokenLogprob, TokenOutput
 from kaiseki.engines.updates import Sink, Update
 from kaiseki.observe.metrics import Bins
+from kaiseki.observe.recorder.reading import Recording
 
 Connect = Callable[..., TestClient]
 """Starts the application with settings given as YAML and a key to send."""
@@ -120,6 +121,7 @@ class FakeDriver:
     documents: dict[str, dict[str, Any]] = field(default_factory=dict)
     healthy: Health = field(default_factory=Health)
     waiting: tuple[int, int] = (0, 0)
+    recorded: Recording | None = None
     _sinks: dict[str, Sink] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -179,8 +181,8 @@ class FakeDriver:
     def explain(self, request_id: str) -> dict[str, Any] | None:
         return self.documents.get(request_id)
 
-    def recording(self) -> None:
-        return None
+    def recording(self) -> Recording | None:
+        return self.recorded
 
     def recent(self, limit: int, tenant: str | None) -> list[dict[str, Any]]:
         found = [d for d in self.documents.values() if tenant is None or d["tenant"] == tenant]
