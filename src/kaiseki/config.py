@@ -17,7 +17,7 @@ from kaiseki.core.policy import Policy
 from kaiseki.core.requests import ServiceClass
 from kaiseki.core.settings import SchedulerSettings
 from kaiseki.engines.recovery import Recovery
-from kaiseki.memory.pool import Eviction
+from kaiseki.memory.pool import Eviction, Placement
 from kaiseki.policies import registry
 from kaiseki.sections import (
     Class,
@@ -75,6 +75,7 @@ class Memory(Section):
     block_size: Annotated[int, Field(ge=1, le=1024)] = 16
     watermark_ratio: Annotated[float, Field(gt=0, le=1)] = 0.8
     eviction: Eviction = "arc"
+    placement: Placement = "pages"
     pool_tokens: Count | None = None
     pool_bytes: ByteSize | None = None
 

@@ -80,9 +80,11 @@ class Driver:
         "forget",
     )
 
-    def __init__(self, total, page, hint, hashing, eviction):
+    def __init__(self, total, page, hint, hashing, eviction, placement):
         hasher = self.output_hashes if hashing else None
-        self.pool = BlockPool(total, page, max_rows_hint=hint, hasher=hasher, eviction=eviction)
+        self.pool = BlockPool(
+            total, page, max_rows_hint=hint, hasher=hasher, eviction=eviction, placement=placement
+        )
         self.hashing = hashing
         self.model = Model(total, page, eviction == "arc")
         self.runs = {}
@@ -93,8 +95,14 @@ class Driver:
     @classmethod
     def any(cls, rng):
         """Of random shape."""
-        eviction = rng.choice(["arc", "lru"])
-        return cls(rng.randint(3, 24), rng.choice([1, 2, 4]), rng.randint(1, 8), rng.random() < 0.6, eviction)
+        return cls(
+            total=rng.randint(3, 40),
+            page=rng.choice([1, 2, 4]),
+            hint=rng.randint(1, 8),
+            hashing=rng.random() < 0.6,
+            eviction=rng.choice(["arc", "lru"]),
+            placement=rng.choice(["pages", "runs"]),
+        )
 
     def output_hashes(self, row, first, last):
         run = self.runs[row]

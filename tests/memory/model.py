@@ -116,6 +116,9 @@ class Model:
     def reserve(self, rows, starts, ends):
         """Does it and returns [(source, destination)] blocks."""
         copies, let_go = [], []
+        needed = sum(self.need(*chunk) for chunk in zip(rows, starts, ends, strict=True))
+        while self.unowned < needed:
+            self._evict()
         for row, start, end in zip(rows, starts, ends, strict=True):
             if end <= start:
                 continue
@@ -177,18 +180,19 @@ class Model:
     # How.
 
     def _take(self, row):
-        if self.unowned:
-            self.unowned -= 1
-        else:
-            victim = self._victim()
-            self._strip_children(victim)
-            self.cached.remove(victim)
-            del self.index[victim.digest]
-            self._remember(victim)
-            self.evicted += 1
+        self.unowned -= 1
         block = Block()
         block.rows = {row}
         return block
+
+    def _evict(self):
+        victim = self._victim()
+        self._strip_children(victim)
+        self.cached.remove(victim)
+        del self.index[victim.digest]
+        self._remember(victim)
+        self.unowned += 1
+        self.evicted += 1
 
     def _victim(self):
         if all(block.pinned for block in self.cached):

@@ -17,11 +17,12 @@ class PoolMachine(RuleBasedStateMachine):
     driver = None
 
     @initialize(
-        total=st.integers(3, 16),
+        total=st.integers(3, 40),
         page=st.sampled_from([1, 2, 4]),
         hashing=st.booleans(),
         hint=st.integers(1, 8),
         eviction=st.sampled_from(["arc", "lru"]),
+        placement=st.sampled_from(["pages", "runs"]),
     )
     def start(self, **shape):
         self.driver = Driver(**shape)

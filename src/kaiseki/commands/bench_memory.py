@@ -1,4 +1,4 @@
-"""`kaiseki bench memory`: the KV pool's eviction on a trace."""
+"""`kaiseki bench memory`: the KV pool on traces."""
 
 from __future__ import annotations
 
@@ -18,19 +18,25 @@ GENERATED = 12_000
 
 def bench_memory(
     trace: Annotated[
-        str, typer.Argument(metavar="TRACE", help="Trace file with prefix blocks, or a generated workload.")
-    ] = "mooncake-conversation",
+        list[str] | None,
+        typer.Argument(
+            metavar="[TRACE]...",
+            help="Trace files or generated workloads.",
+            show_default="mooncake-conversation azure-conversation",
+        ),
+    ] = None,
     requests: Annotated[
         int | None,
         typer.Option(min=1, help="Only the first so many.", show_default="all, or 12000 generated ones"),
     ] = None,
     json: JsonFile = None,
 ) -> None:
-    """How much of the prompts of a trace is found again in pools of five sizes, by what is evicted first.
+    """The KV pool on traces: what is found again by what is evicted first, and how full the pool can be.
 
-    Ours beside LRU, plain ARC, and what hindsight would keep (Belady). Exits with 1 when a target is missed.
+    Hit rates of ours, LRU, plain ARC and hindsight (Belady) at five sizes; fragmentation, and the time to
+    take a page, of runs and of single pages. Exits with 1 when a target is missed.
 
-    Example: kaiseki bench memory mooncake_conversation.jsonl --json memory.json
+    Example: kaiseki bench memory mooncake_conversation.jsonl azure_conv_2023.csv --json memory.json
     """
     from pathlib import Path
 
@@ -40,21 +46,24 @@ def bench_memory(
     from kaiseki.models import terminal_progress
     from kaiseki.work.traces.errors import TraceError
 
-    stream = case_of(trace, "auto", "70b-8xa100", "mixed", 1.0, None, "least-work").stream
-    most = GENERATED if not Path(trace).is_file() and requests is None else requests
+    names = trace or ["mooncake-conversation", "azure-conversation"]
+    cases = {name: case_of(name, "auto", "70b-8xa100", "mixed", 1.0, None, "least-work") for name in names}
+    streams = {name: case.stream for name, case in cases.items()}
+    most = {name: requests or (None if Path(name).is_file() else GENERATED) for name in names}
     try:
         with terminal_progress() as progress:
-            document = run(stream, most, progress)
+            document = run(streams, most, progress)
     except (TraceError, ValueError) as error:
-        fail(f"{trace}: {error}")
+        fail(str(error))
     except OSError as error:
-        fail(f"{trace}: {error.strerror}")
+        fail(f"{error.filename}: {error.strerror}")
     console = Console(stderr=json == STDOUT)
     console.print(_hit_rates(document))
+    console.print(_placements(document))
     for target in document["targets"]:
         sign = "ok" if target["ok"] else "missed"
-        line = f"{target['name']}: {target['found']:+.2%}, target {target['target']:+.1%}, {sign}"
-        console.print(line, markup=False)
+        found = "the pool was never full" if target["found"] is None else f"{target['found']:.3g}"
+        console.print(f"{target['name']}: {found}, target {target['target']:g}, {sign}", markup=False)
     if json is not None:
         write_json(document, json)
     if not all(target["ok"] for target in document["targets"]):
@@ -66,14 +75,31 @@ def _hit_rates(document: dict[str, Any]) -> Table:
     from rich.table import Table
 
     rates = document["hit_rate"]
-    table = Table(
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        title=f"found again, pool in blocks of {document['page_tokens']} tokens",
-    )
+    title = f"found again, pool in blocks of {document['page_tokens']} tokens"
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title)
     table.add_column("eviction", no_wrap=True)
     for pool in rates["kaiseki"]:
         table.add_column(f"{int(pool):,}", justify="right", no_wrap=True)
     for name, found in rates.items():
         table.add_row(name, *(f"{rate:.2%}" for rate in found.values()))
+    return table
+
+
+def _placements(document: dict[str, Any]) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, title="pages in a pool that is nearly full")
+    for name in ("trace", "placement", "in use", "internal", "external", "pages per span", "us per page"):
+        table.add_column(name, justify="left" if name in ("trace", "placement") else "right", no_wrap=True)
+    for trace, placements in document["placement"].items():
+        for how, found in placements.items():
+            shares = (found["pool_use"], found["internal"], found["external"])
+            table.add_row(
+                trace.rsplit("/", 1)[-1],
+                how,
+                *("-" if share is None else f"{share:.2%}" for share in shares),
+                "-" if found["span_pages"] is None else f"{found['span_pages']:.1f}",
+                f"{found['alloc_us']['p50']:.3f}",
+            )
     return table

@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 
 from kaiseki.core.decision import I64, Bool
+from kaiseki.memory.buddy import BUDDIES
 from kaiseki.memory.layout import (
     AGAIN,
     CACHED,
@@ -30,10 +31,12 @@ from kaiseki.memory.layout import (
     NEXT,
     OFFSET,
     ONCE,
+    ORDER,
     PAGE,
     PARENT,
     PIN,
     PINS,
+    PLACE,
     PRIVATE,
     QUEUE,
     QUEUED,
@@ -41,7 +44,11 @@ from kaiseki.memory.layout import (
     ROOT,
     ROW,
     ROWS,
+    RUNS,
+    SINGLES,
+    SIZES,
     SLOT,
+    STACK,
     TAIL,
     UNINDEXED,
     WAITING,
@@ -98,7 +105,7 @@ def _check_states(s: State) -> None:
     indexed = s.blocks[:, PARENT] != UNINDEXED
     cached = np.flatnonzero((holds == 0) & indexed).tolist()
     unowned = np.flatnonzero((holds == 0) & ~indexed).tolist()
-    assert sorted(s.free[: s.counters[FREE]].tolist()) == unowned, "the stack of unowned blocks is wrong"
+    _check_free(s, unowned)
     for name, counter, found in (
         ("free", FREE, len(unowned)),
         ("cached", CACHED, len(cached)),
@@ -109,6 +116,24 @@ def _check_states(s: State) -> None:
         assert have == found, f"{have} {name} blocks counted, {found} found"
     assert len(rows) == sum(int(s.counters[c]) for c in (FREE, CACHED, LIVE, LIMBO)), "blocks leaked"
     _check_queue(s, cached)
+
+
+def _check_free(s: State, unowned: list[int]) -> None:
+    """The runs hold the unowned blocks once each, are aligned, and as long as they can be."""
+    found: list[int] = []
+    for order in range(SIZES):
+        size = BUDDIES**order
+        heads = s.free[: s.counters[SINGLES + order], STACK + order].tolist()
+        assert all(head % size == 0 for head in heads), f"a run of {size} blocks is not aligned"
+        assert sorted(heads) == np.flatnonzero(s.free[:, ORDER] == order).tolist(), (
+            f"runs of {size} are wrong"
+        )
+        assert [s.free[head, PLACE] for head in heads] == list(range(len(heads))), "a run is misplaced"
+        found += [block for head in heads for block in range(head, head + size)]
+        groups = Counter(head // (size * BUDDIES) for head in heads)
+        apart = order == SIZES - 1 or not s.counters[RUNS] or max(groups.values(), default=0) < BUDDIES
+        assert apart, f"{BUDDIES} runs of {size} blocks side by side are not one"
+    assert sorted(found) == unowned, "the runs do not hold exactly the unowned blocks"
 
 
 def _check_queue(s: State, cached: list[int]) -> None:

@@ -12,7 +12,8 @@ Every block is in exactly one state, told by its fields:
 
 from __future__ import annotations
 
-from kaiseki.core.jit import inlined
+from kaiseki.core.jit import inlined, kernel
+from kaiseki.memory.buddy import get, give_back
 from kaiseki.memory.eviction import dequeue, enqueue, evict
 from kaiseki.memory.layout import (
     ALLOCATIONS,
@@ -34,22 +35,25 @@ def available(s: State) -> int:
     return int(s.counters[FREE] + s.counters[CACHED])
 
 
-@inlined
-def take(s: State) -> int:
-    """Own a block with no content: an unowned one, else the longest unused cached one.
+@kernel
+def make_free(s: State, blocks: int) -> None:
+    """Have so many unowned blocks, by evicting cached ones. The caller has made sure that there are enough.
 
-    The caller has made sure that one is available.
+    All at once and before the first is taken: pages of one prefix leave one after the other, and make runs.
     """
+    while s.counters[FREE] < blocks:
+        give_back(s, evict(s))
+
+
+@inlined
+def take(s: State, after: int, wanted: int) -> int:
+    """Own an unowned block, of which there must be one; see `buddy.get`."""
     s.counters[ALLOCATIONS] += 1
     s.counters[LIVE] += 1
-    if s.counters[FREE] > 0:
-        s.counters[FREE] -= 1
-        block = s.free[s.counters[FREE]]
-    else:
-        block = evict(s)
+    block = get(s, after, wanted)
     s.blocks[block, ROWS] = 1
     s.blocks[block, HOLDS] = 1
-    return int(block)
+    return block
 
 
 @inlined
@@ -100,7 +104,6 @@ def end_wait(s: State, block: int) -> None:
 def _rest(s: State, block: int) -> None:
     """A block without holds becomes cached or unowned."""
     if s.blocks[block, PARENT] == UNINDEXED:
-        s.free[s.counters[FREE]] = block
-        s.counters[FREE] += 1
+        give_back(s, block)
     else:
         enqueue(s, block)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kaiseki.core.decision import I32, I64
 from kaiseki.core.jit import inlined, kernel
-from kaiseki.memory.blocks import available, begin_wait, end_wait, let_go, share, take
+from kaiseki.memory.blocks import available, begin_wait, end_wait, let_go, make_free, share, take
 from kaiseki.memory.lanes import add_waiting, close_lane, fixed, known, need, open_lane, set_committed
 from kaiseki.memory.layout import (
     ADAPTS,
@@ -53,8 +53,8 @@ from kaiseki.memory.prefix import find, insert, longest_prefix
 
 
 @kernel
-def _can_reserve(s: State, rows: I32, starts: I32, ends: I32) -> int:
-    """Whether blocks, lanes and table columns suffice."""
+def _can_reserve(s: State, rows: I32, starts: I32, ends: I32) -> tuple[int, int]:
+    """Whether blocks, lanes and table columns suffice, and how many blocks it takes at most."""
     page = s.counters[PAGE]
     needed = 0
     opened = 0
@@ -75,10 +75,10 @@ def _can_reserve(s: State, rows: I32, starts: I32, ends: I32) -> int:
             needed += grow + replaced
         widest = max(widest, end)
     if needed > available(s):
-        return NO_BLOCKS_FREE
+        return NO_BLOCKS_FREE, 0
     if opened > s.counters[IDLE] or widest > s.tables.shape[1] * page:
-        return NO_LANE
-    return OK
+        return NO_LANE, 0
+    return OK, needed
 
 
 @kernel
@@ -107,9 +107,10 @@ def reserve(
     s = State(blocks, digests, slots, free, queues, ghosts, counters, lanes, tables, requests, chain)
     if not known(requests, rows):
         return UNKNOWN_ROW, 0
-    status = _can_reserve(s, rows, starts, ends)
+    status, needed = _can_reserve(s, rows, starts, ends)
     if status != OK:
         return status, 0
+    make_free(s, needed)
     page = counters[PAGE]
     done = 0
     for i in range(rows.size):
@@ -123,14 +124,22 @@ def reserve(
         if starts[i] < lanes[lane, PRIVATE]:
             done = _replace_fixed(s, lane, starts[i] // page, copies, done)
         if ends[i] > lanes[lane, LENGTH] * page:
-            wanted = (ends[i] + page - 1) // page
-            for page_index in range(lanes[lane, LENGTH], wanted):
-                tables[lane, page_index] = take(s)
-            lanes[lane, LENGTH] = wanted
+            _lengthen(s, lane, (ends[i] + page - 1) // page)
     for i in range(done):
         end_wait(s, copies[i, 0])
     counters[COPIES] += done
     return OK, done
+
+
+@kernel
+def _lengthen(s: State, lane: int, length: int) -> None:
+    """Give the lane new blocks, so that it has `length`."""
+    have = s.lanes[lane, LENGTH]
+    block = s.tables[lane, have - 1] if have > 0 else -1
+    for page_index in range(have, length):
+        block = take(s, block, length - page_index)
+        s.tables[lane, page_index] = block
+    s.lanes[lane, LENGTH] = length
 
 
 @kernel
@@ -139,7 +148,7 @@ def _replace_fixed(s: State, lane: int, first: int, copies: I32, done: int) -> i
     for page_index in range(s.lanes[lane, LENGTH] - 1, first - 1, -1):
         block = s.tables[lane, page_index]
         if fixed(s.blocks, block):
-            own = take(s)
+            own = take(s, -1, 1)
             s.tables[lane, page_index] = own
             copies[done, 0] = block
             copies[done, 1] = own

@@ -25,6 +25,12 @@ PIN: pinned if this is `State.counters[PINS]`.
 ROOT, UNINDEXED = -1, -2
 ONCE, AGAIN = 0, 1
 
+SIZES = 3
+ORDER, PLACE, STACK = range(3)
+"""Columns of `State.free`: of the first block of an unowned run its size's number, else -1; its place in the
+stack of that size; then the stacks, one column each.
+"""
+
 WAYS = 4
 FIELDS = 3
 WORD_0, WORD_1, LEFT = range(FIELDS)
@@ -55,6 +61,10 @@ ROOM: how many fit there.
 (
     PAGE,
     FREE,
+    SINGLES,
+    MEDIUM,
+    LARGE,
+    RUNS,
     CACHED,
     LIVE,
     LIMBO,
@@ -80,15 +90,15 @@ ROOM: how many fit there.
     QUERIED,
     HIT,
     N_COUNTERS,
-) = range(27)
+) = range(31)
 """Entries of `State.counters`.
 
-PAGE: tokens per block. FREE: unowned blocks without content, on the stack `State.free`. CACHED: indexed
-blocks without holds, in `State.queues`. LIVE: blocks of rows. LIMBO: blocks that only waiting lanes
-hold. HEAD, TAIL, LONG of each of two queues: entries taken from it, put into it, blocks in it. GHOSTS: how
-many of those in `State.ghosts` left each queue. TARGET, ADAPTS, PINS: see `eviction`. RETIRED: last retired
-slot. WAITING_HEAD, WAITING_TAIL: list of waiting lanes
-in order of release. IDLE_HEAD, IDLE: list and number of idle lanes. The rest count
+PAGE: tokens per block. FREE: unowned blocks without content, in `State.free`, in so many runs of each size:
+SINGLES, MEDIUM, LARGE. RUNS: whether there are others than single ones. CACHED: indexed blocks without holds,
+in `State.queues`. LIVE: blocks of rows. LIMBO: blocks that only waiting lanes hold. HEAD, TAIL, LONG of each
+of two queues: entries taken from it, put into it, blocks in it. GHOSTS: how many of those in `State.ghosts`
+left each queue. TARGET, ADAPTS, PINS: see `eviction`. RETIRED: last retired slot. WAITING_HEAD, WAITING_TAIL:
+list of waiting lanes in order of release. IDLE_HEAD, IDLE: list and number of idle lanes. The rest count
 events: blocks taken, cached blocks evicted, blocks copied, tokens asked of the cache by `attach`, found.
 """
 
@@ -103,7 +113,7 @@ class State(NamedTuple):
         blocks: int32[B, BLOCK_FIELDS].
         digests: int32[B, 8], SHA-256 under which a block is indexed.
         slots: int32[power of two >= 2B, 2], open-addressing hash table: block (-1 none), digest word 0.
-        free: int32[B], stack of unowned blocks.
+        free: int32[B, STACK + SIZES], unowned runs, see `buddy`.
         queues: int32[2, power of two >= 2B], rings of cached blocks, the longest unused first, with holes.
         ghosts: int32[power of two >= B / WAYS, WAYS, 4], pages given up of late; the last of a set first.
         counters: int64[N_COUNTERS].

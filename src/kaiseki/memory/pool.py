@@ -10,6 +10,7 @@ import numpy as np
 from kaiseki.core.decision import I32, I64
 from kaiseki.core.protocols import OutOfBlocks
 from kaiseki.memory import audit, changes, queries
+from kaiseki.memory.buddy import BUDDIES
 from kaiseki.memory.chains import ChainStore, doubled
 from kaiseki.memory.ghosts import STEPS
 from kaiseki.memory.hashing import join_digests
@@ -30,21 +31,29 @@ from kaiseki.memory.layout import (
     LACKS_BLOCKS,
     LANE,
     LANE_FIELDS,
+    LARGE,
     LIMBO,
     LIVE,
+    MEDIUM,
     N_COUNTERS,
     NEXT,
     NO_BLOCKS_FREE,
     NO_LANE,
     NOT_A_CHAIN,
     OK,
+    ORDER,
     PAGE,
     PARENT,
     PINS,
+    PLACE,
     QUERIED,
     QUEUED,
     RETIRED,
     ROW,
+    RUNS,
+    SINGLES,
+    SIZES,
+    STACK,
     TARGET,
     UNINDEXED,
     UNKNOWN_ROW,
@@ -57,6 +66,7 @@ Hasher = Callable[[int, int, int], Sequence[bytes]]
 """`hasher(row, first, last)`: chained digests of the row's pages first..last-1, output included."""
 
 Eviction = Literal["arc", "lru"]
+Placement = Literal["pages", "runs"]
 
 _WHAT = {
     UNKNOWN_ROW: (IndexError, "a row was never registered"),
@@ -102,6 +112,7 @@ class BlockPool:
             released, so that a next turn, or the row itself after a preemption, finds them. It may
             return fewer digests than asked for, or none.
         eviction: which cached blocks are given up first, see `kaiseki.memory.eviction`.
+        placement: whether rows get single pages or runs of them, see `kaiseki.memory.buddy`.
     """
 
     def __init__(
@@ -111,6 +122,7 @@ class BlockPool:
         max_rows_hint: int = 1024,
         hasher: Hasher | None = None,
         eviction: Eviction = "arc",
+        placement: Placement = "pages",
     ) -> None:
         if total_blocks < 1 or block_tokens < 1 or max_rows_hint < 1:
             raise ValueError("total_blocks, block_tokens and max_rows_hint must be at least 1")
@@ -127,13 +139,14 @@ class BlockPool:
             -1,
         )
         self._counters[[ADAPTS, TARGET, PINS]] = eviction == "arc", STEPS * total_blocks // 2, 1
+        self._counters[RUNS] = placement == "runs"
         blocks: I32 = np.zeros((total_blocks, BLOCK_FIELDS), np.int32)
         blocks[:, [PARENT, QUEUED]] = UNINDEXED, -1
         self._state = State(
             blocks=blocks,
             digests=np.zeros((total_blocks, 8), np.int32),
             slots=np.full((doubled(2, 2 * total_blocks), 2), -1, np.int32),
-            free=np.arange(total_blocks - 1, -1, -1, dtype=np.int32),
+            free=np.full((total_blocks, STACK + SIZES), -1, np.int32),
             queues=np.zeros((2, doubled(2, 2 * total_blocks)), np.int32),
             ghosts=np.zeros((doubled(1, -(-total_blocks // WAYS)), WAYS, FIELDS + 1), np.int32),
             counters=self._counters,
@@ -142,6 +155,7 @@ class BlockPool:
             requests=self._chains.requests,
             chain=self._chains.chain,
         )
+        self._lay_out_free()
         self._add_lanes(max_rows_hint)
 
     @property
@@ -166,6 +180,11 @@ class BlockPool:
         """Counters since the start, and how many blocks are cached and in limbo."""
         which = [ALLOCATIONS, EVICTIONS, COPIES, QUERIED, HIT, CACHED, LIMBO]
         return PoolStats(*self._counters[which].tolist())
+
+    def unowned_runs(self) -> tuple[int, int, int]:
+        """How many runs of 1, 4 and 16 blocks without content there are; single ones only with `pages`."""
+        singles, medium, large = self._counters[[SINGLES, MEDIUM, LARGE]].tolist()
+        return singles, medium, large
 
     def register(self, row: int, block_hashes: Sequence[bytes]) -> None:
         """Learn of a new request and the digests of its full prompt blocks.
@@ -369,6 +388,19 @@ class BlockPool:
         missing = lanes - int(self._counters[IDLE])
         if missing > 0:
             self._add_lanes(doubled(old.shape[0], old.shape[0] + missing) - old.shape[0])
+
+    def _lay_out_free(self) -> None:
+        """Put all blocks into the stacks of unowned runs, the lowest on top."""
+        free, total = self._state.free, self.total_blocks
+        first = 0
+        for order in reversed(range(SIZES if self._counters[RUNS] else 1)):
+            size = BUDDIES**order
+            heads = np.arange(first, total - size + 1, size)[::-1]
+            free[: heads.size, STACK + order] = heads
+            free[heads, ORDER] = order
+            free[heads, PLACE] = np.arange(heads.size)
+            self._counters[SINGLES + order] = heads.size
+            first += heads.size * size
 
     def _add_lanes(self, count: int) -> None:
         """Append idle lanes."""

@@ -167,7 +167,8 @@ def _engine(settings: Settings, progress: Progress, child: Child | None) -> tupl
         )
         most = AutoConfig.from_pretrained(folder, local_files_only=True).max_position_embeddings
         blocks = _blocks(settings, shape.bytes, min(most, wanted.max_context or most))
-        pool = BlockPool(blocks, block, eviction=settings.memory.eviction)
+        memory = settings.memory
+        pool = BlockPool(blocks, block, eviction=memory.eviction, placement=memory.placement)
         options: dict[str, Any] = {
             "tables": pool,
             "blocks": blocks,
