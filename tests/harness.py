@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from kaiseki.core.decision import Decision, StepResult
+from kaiseki.core.decision import Decision, StepResult, Way
 from kaiseki.core.policy import Policy
 from kaiseki.core.protocols import Capabilities, CostModel
 from kaiseki.core.reasons import Finish, Outcome
@@ -103,6 +103,7 @@ class KVCheckingEngine(ScriptedEngine):
         self.pool = pool
         self.check = check
         self.held: dict[int, list[object]] = defaultdict(lambda: [None] * pool.block_tokens)
+        self.host: dict[int, list[object]] = {}
         self.names: dict[int, Callable[[int], object]] = {}
         self.void: dict[int, int] = {}
         self.writing: deque[dict[int, tuple[int, int, object]]] = deque()
@@ -123,6 +124,9 @@ class KVCheckingEngine(ScriptedEngine):
             self._check_content(decision)
 
     def _check_content(self, decision: Decision) -> None:
+        for way, source, target in decision.swaps.tolist():
+            there = self.host if way == Way.OUT else self.held
+            there[target] = list((self.held if way == Way.OUT else self.host)[source])
         for source, target in decision.copies.tolist():
             self.held[target] = list(self.held[source])
         ends = decision.starts + decision.tokens
@@ -188,7 +192,7 @@ class Bench:
     Args:
         policy: a name, or a policy.
         depth, placeholders: the engine's pipeline.
-        blocks, block_tokens: the KV pool.
+        blocks, block_tokens, host_blocks: the KV pool.
         settings: of the scheduler.
         weights: true step times, ns per feature.
         cost: the scheduler's model; the true one when not given.
@@ -204,6 +208,7 @@ class Bench:
         placeholders: bool = True,
         blocks: int = 4096,
         block_tokens: int = 16,
+        host_blocks: int = 0,
         settings: SchedulerSettings | None = None,
         weights: np.ndarray = SMALL,
         cost: CostModel | None = None,
@@ -214,7 +219,7 @@ class Bench:
         probe: Probe | None = None,
     ) -> None:
         self.clock = VirtualClock(START_NS)
-        self.pool = BlockPool(blocks, block_tokens, max_rows_hint=8)
+        self.pool = BlockPool(blocks, block_tokens, max_rows_hint=8, host_blocks=host_blocks)
         caps = replace(capabilities or Capabilities(), depth=depth, placeholders=placeholders)
         self.policy = load(policy) if isinstance(policy, str) else policy
         self.scheduler = Scheduler(

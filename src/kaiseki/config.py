@@ -78,6 +78,7 @@ class Memory(Section):
     placement: Placement = "pages"
     pool_tokens: Count | None = None
     pool_bytes: ByteSize | None = None
+    host_tokens: Limit = 0
 
 
 class Engine(Section):

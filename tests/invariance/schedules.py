@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from kaiseki.core.decision import F64, I64, Bool
 from kaiseki.core.protocols import N_FEATURES
 from kaiseki.core.reasons import Event, Outcome, Reason
 from kaiseki.core.requests import Request
 from kaiseki.core.scheduler import Scheduler
 from kaiseki.core.settings import SchedulerSettings
+from kaiseki.core.switching import LinearSwitch
 from kaiseki.core.table import NO_ROW
 from kaiseki.cost.online import FixedLinear
 from kaiseki.engines.driver import Driver
@@ -80,6 +82,17 @@ class Chaos:
     batch: int = 6
 
 
+class Coin(LinearSwitch):
+    """Swaps half of those that are stopped, at random."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(1.0)
+        self._rng = rng
+
+    def prefers_swap(self, blocks: I64, recompute_ns: F64) -> Bool:
+        return np.array([self._rng.random() < 0.5 for _ in blocks], np.bool_)
+
+
 @dataclass
 class Outputs:
     """What came out, by request id, and what the schedule did on the way."""
@@ -87,6 +100,7 @@ class Outputs:
     tokens: dict[str, list[int]] = field(default_factory=dict)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     preemptions: int = 0
+    swaps: int = 0
     cached: int = 0
 
     def sink(self, update: Update) -> None:
@@ -109,6 +123,8 @@ def run_schedule(engine: EmbeddedEngine, pool: BlockPool, jobs: Jobs, chaos: Cha
     weights = np.full(N_FEATURES, 1e3)
     settings = SchedulerSettings(max_batch_size=chaos.batch, quantum_tokens=1, watermark_ratio=1.0)
     scheduler = Scheduler(Fcfs(), pool, FixedLinear(weights), engine.capabilities, settings)
+    if engine.capabilities.swap_block_ns:
+        scheduler.life.switching = Coin(rng)
     driver = Driver(scheduler, engine)
     out = Outputs()
     arrivals = _arrivals(jobs, pool.block_tokens, rng, chaos.seed)
@@ -120,6 +136,8 @@ def run_schedule(engine: EmbeddedEngine, pool: BlockPool, jobs: Jobs, chaos: Cha
         scheduler.policy = replace(Fcfs(), budget_tokens=rng.randint(1, chaos.budget))
         if rng.random() < chaos.preempt:
             out.preemptions += _preempt_one(driver, rng)
+            out.swaps += len(scheduler.life.swapped)
+            scheduler.life.swapped.clear()
         driver.step()
         pool.check()
     assert pool.live_blocks() == 0 and scheduler.table.open_rows == 0

@@ -32,6 +32,8 @@ FAMILIES = {
     "smollm3": lambda: SmolLM3ForCausalLM(SmolLM3Config(**SIZES, no_rope_layers=[1, 0])),
 }
 OUTPUT = 12
+HOST = 16
+"""Blocks of host memory, for KV that is swapped."""
 Tiny = tuple[Any, Jobs]
 
 
@@ -61,6 +63,7 @@ def engine_over(model: Any, pool: BlockPool, depth: int) -> EmbeddedEngine:
         tables=pool,
         blocks=pool.total_blocks,
         block_tokens=pool.block_tokens,
+        host_blocks=HOST,
         threads=1,
         depth=depth,
     )
@@ -68,17 +71,22 @@ def engine_over(model: Any, pool: BlockPool, depth: int) -> EmbeddedEngine:
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_tiny_models_under_random_schedules(tiny: tuple[Any, Jobs], depth: int) -> None:
-    """Ten random schedules at each depth: 20 for each of three families, on a pool that is too small."""
+    """Ten random schedules at each depth: 20 for each of three families, on a pool that is too small.
+
+    Half of those that are stopped are swapped to host memory, where there is room, and half computed again.
+    """
     model, jobs = tiny
-    pool = BlockPool(20, 8)
+    pool = BlockPool(20, 8, placement="runs" if depth else "pages", host_blocks=HOST)
     engine = engine_over(model, pool, depth)
-    preempted = cached = 0
+    preempted = swapped = cached = 0
     for seed in range(10):
         out, _ = check_schedule(engine, pool, jobs, Chaos(seed))
         preempted += out.preemptions
+        swapped += out.swaps
         cached += out.cached
     engine.shutdown()
     assert preempted > 20, "the schedules were too tame to show anything"
+    assert swapped > 5, "hardly anything was swapped"
     assert cached > 0, "no prefix was ever shared"
 
 
@@ -102,7 +110,7 @@ def test_a_broken_engine_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = FAMILIES["llama"]().eval()
     jobs = tiny_jobs(model, 1)
-    pool = BlockPool(20, 8)
+    pool = BlockPool(20, 8, host_blocks=HOST)
     engine = engine_over(model, pool, depth=1)
     monkeypatch.setattr("kaiseki.engines.embedded.engine.RowState", AppendingRow)
     tame = differences(jobs, run_schedule(engine, pool, jobs, Chaos(0, preempt=0.0, batch=2)))[0]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tests.memory.model import Model
 
+from kaiseki.core.decision import Way
 from kaiseki.core.protocols import OutOfBlocks
 from kaiseki.memory import BlockPool, chain_hashes
 
@@ -62,6 +63,7 @@ class Chunk:
 class Slot:
     number: int
     copies: list
+    moves: list
     chunks: list = field(default_factory=list)
 
 
@@ -69,6 +71,7 @@ class Driver:
     MOVES = (
         "submit",
         "attach",
+        "swap",
         "pin",
         "decide",
         "decide",
@@ -80,13 +83,21 @@ class Driver:
         "forget",
     )
 
-    def __init__(self, total, page, hint, hashing, eviction, placement):
+    def __init__(self, total, page, hint, hashing, eviction, placement, host):
         hasher = self.output_hashes if hashing else None
         self.pool = BlockPool(
-            total, page, max_rows_hint=hint, hasher=hasher, eviction=eviction, placement=placement
+            total,
+            page,
+            max_rows_hint=hint,
+            hasher=hasher,
+            eviction=eviction,
+            placement=placement,
+            host_blocks=host,
         )
+        self.host = {}
+        self.moves = []
         self.hashing = hashing
-        self.model = Model(total, page, eviction == "arc")
+        self.model = Model(total, page, eviction == "arc", host)
         self.runs = {}
         self.flight = []
         self.memory = {b: [None] * page for b in range(total)}
@@ -102,6 +113,7 @@ class Driver:
             hashing=rng.random() < 0.6,
             eviction=rng.choice(["arc", "lru"]),
             placement=rng.choice(["pages", "runs"]),
+            host=rng.choice([0, 4, 12]),
         )
 
     def output_hashes(self, row, first, last):
@@ -137,6 +149,7 @@ class Driver:
         if rows:
             row = rng.choice(rows)
             del self.runs[row], self.model.chains[row]
+            self.model.drop(row)
             self.pool.forget(row)
 
     def attach(self, rng):
@@ -145,8 +158,14 @@ class Driver:
         pairs = list(zip(rows, limits, strict=True))
         asked = self.pool.cached_tokens(i32(*rows), i32(*limits)).tolist()
         assert asked == [list(self.model.cached_tokens(*pair)) for pair in pairs]
+        if sum(blocks for _, blocks in asked) > self.model.free():
+            return
         got = self.pool.attach(i32(*rows), i32(*limits)).tolist()
-        assert got == [self.model.attach(*pair) for pair in pairs]
+        shared = [self.model.attach(*pair) for pair in pairs]
+        back = [self.model.bring_back(row, has, most) for (row, most), has in zip(pairs, shared, strict=True)]
+        assert got == back
+        self.adopt()
+        self.moves += self.pool.take_moves().tolist()
         assert got == [tokens for tokens, _ in asked]
         for row, tokens in zip(rows, got, strict=True):
             self.runs[row].planned = self.runs[row].valid = tokens
@@ -197,7 +216,8 @@ class Driver:
         assert copies == [[old.number, new.number] for old, new in expected]
         assert not {source for source, _ in copies} & {destination for _, destination in copies}
         tables = self.pool.tables(i32(*rows), i32(*ends)).tolist()
-        slot = Slot(self.next_slot, copies)
+        slot = Slot(self.next_slot, copies, self.moves)
+        self.moves = []
         self.next_slot += 1
         for row, start, end, table in zip(rows, starts, ends, tables, strict=True):
             run = self.runs[row]
@@ -210,6 +230,11 @@ class Driver:
             return
         slot = self.flight.pop(0)
         page = self.model.page
+        for way, source, destination in slot.moves:
+            if way == Way.OUT:
+                self.host[destination] = list(self.memory[source])
+            else:
+                self.memory[destination] = list(self.host[source])
         for source, destination in slot.copies:
             self.memory[destination] = list(self.memory[source])
         victim = rng.choice(slot.chunks) if slot.chunks and rng.random() < 0.15 else None
@@ -234,7 +259,10 @@ class Driver:
         self.pool.retire(slot.number)
         self.model.retire(slot.number)
 
-    def stop(self, rng):
+    def swap(self, rng):
+        self.stop(rng, swap=True)
+
+    def stop(self, rng, swap=False):
         rows = pick(rng, list(self.runs), 2)
         assert self.pool.reclaimable(i32(*rows)).tolist() == self.model.reclaimable(rows)
         before = self.pool.free_blocks() + self.pool.stats().limbo_blocks
@@ -247,7 +275,12 @@ class Driver:
                 full = chain_hashes(run.tokens, self.model.page)[: lane.committed // self.model.page]
                 if len(full) > len(self.model.chains[row]):
                     self.model.chains[row] = list(full)
-        self.pool.release(i32(*rows), np.array(fences, np.int64))
+        if swap:
+            kept = [self.model.keep(row) for row in rows]
+            assert self.pool.swap_out(i32(*rows), np.array(fences, np.int64)).tolist() == kept
+            self.moves += self.pool.take_moves().tolist()
+        else:
+            self.pool.release(i32(*rows), np.array(fences, np.int64))
         for row, fence in zip(rows, fences, strict=True):
             self.model.release(row, fence)
             run = self.runs[row]
@@ -279,6 +312,8 @@ class Driver:
         assert stats.evictions == model.evicted
         assert pool.free_blocks() + pool.live_blocks() + stats.limbo_blocks == pool.total_blocks
         copied = {destination for slot in self.flight for _, destination in slot.copies}
+        moves = [move for slot in self.flight for move in slot.moves] + self.moves
+        copied |= {destination for way, _, destination in moves if way == Way.IN}
         for row in self.holding():
             run = self.runs[row]
             numbers = [block.number for block in model.lanes[row].blocks]
@@ -286,7 +321,7 @@ class Driver:
         for row in self.empty():
             limit = len(self.runs[row].tokens)
             found = [block.number for block in model.prefix(row, limit)]
-            assert pool.cached_tokens(i32(row), i32(limit))[0, 0] == len(found) * model.page
+            assert pool.cached_tokens(i32(row), i32(limit))[0, 0] == model.cached_tokens(row, limit)[0]
             self.check_content(self.runs[row], found, len(found) * model.page, copied)
 
     def check_content(self, run, numbers, size, copied):

@@ -31,7 +31,7 @@ class Lane:
 
 
 class Model:
-    def __init__(self, total, page, adapts):
+    def __init__(self, total, page, adapts, host):
         self.adapts = adapts
         self.target = STEPS * total // 2
         self.sets = 1
@@ -46,6 +46,9 @@ class Model:
         self.lanes = {}
         self.chains = {}
         self.waiting = []  # (fence, blocks), in order of release
+        self.kept = {}  # row -> (first page, tokens), in host memory
+        self.host = host
+        self.host_used = {}
         self.retired = -1
         self.evicted = 0
 
@@ -73,7 +76,13 @@ class Model:
 
     def cached_tokens(self, row, limit):
         found = self.prefix(row, limit)
-        return len(found) * self.page, sum(1 for b in found if not b.rows and not b.waits)
+        tokens, unheld = len(found) * self.page, sum(1 for b in found if not b.rows and not b.waits)
+        back = self.restorable(row, len(found), limit)
+        return (back, unheld + self.pages(back) - len(found)) if back > tokens else (tokens, unheld)
+
+    def restorable(self, row, pages, limit):
+        first, tokens = self.kept.get(row, (0, 0))
+        return min(tokens, limit) if pages >= first else 0
 
     def need(self, row, start, end):
         lane = self.lanes.get(row, Lane())
@@ -103,6 +112,33 @@ class Model:
                 block.rows.add(row)
                 block.again = self.adapts
         return len(found) * self.page
+
+    def bring_back(self, row, attached, limit):
+        """What is in host memory of a row behind its prefix; how many tokens it has then."""
+        tokens = self.restorable(row, attached // self.page, limit)
+        self.drop(row)
+        if tokens <= attached:
+            return attached
+        self.reserve([row], [attached], [tokens])
+        self.commit(row, tokens)
+        return tokens
+
+    def keep(self, row):
+        """Note what goes to host memory, before the row's blocks are released; whether there is room."""
+        lane = self.lanes.get(row)
+        if lane is None:
+            return False
+        blocks = lane.blocks[: self.pages(lane.committed)]
+        first = next((at for at, b in enumerate(blocks) if len(b.rows) == 1), len(blocks))
+        size = len(blocks) - first
+        fits = 0 < size <= self.host - sum(self.host_used.values())
+        if fits:
+            self.kept[row], self.host_used[row] = (first, lane.committed), size
+        return fits
+
+    def drop(self, row):
+        self.kept.pop(row, None)
+        self.host_used.pop(row, None)
 
     def fork(self, parent, child, tokens):
         if tokens <= 0:

@@ -23,6 +23,7 @@ class PoolMachine(RuleBasedStateMachine):
         hint=st.integers(1, 8),
         eviction=st.sampled_from(["arc", "lru"]),
         placement=st.sampled_from(["pages", "runs"]),
+        host=st.sampled_from([0, 4, 12]),
     )
     def start(self, **shape):
         self.driver = Driver(**shape)
@@ -54,6 +55,10 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(rng=SEEDS)
     def stop(self, rng):
         self.driver.stop(rng)
+
+    @rule(rng=SEEDS)
+    def swap(self, rng):
+        self.driver.swap(rng)
 
     @rule(rng=SEEDS)
     def forget(self, rng):

@@ -35,24 +35,28 @@ class How(IntEnum):
     MIGRATE = 2
 
 
+class Way(IntEnum):
+    """Where a KV block is moved."""
+
+    OUT = 0  # from the pool to host memory
+    IN = 1  # from host memory to the pool
+
+
 @dataclass(slots=True)
 class Decision:
     """One slot on one replica. Arrays are parallel; their order is the order of execution (Pi).
 
     Attributes:
-        slot: increasing by one per decision.
-        rows: int32[n], which requests run (B).
-        tokens: int32[n], chunk sizes (P), >= 1.
-        starts: int32[n], position of each chunk's first token.
-        samples: bool[n], whether the chunk ends in sampling one new token.
-        epochs: int32[n], the row's epoch; a result with an older epoch is stale.
-        preempted: int32[m], rows stopped by this decision (V), how in `how`.
-        how: int8[m], values of `How`.
-        copies: int32[k, 2], KV block copies (source, destination) to do before the step (copy-on-write).
-        moves: int32[k, 3], KV blocks to move over a link (block, from, to) (T).
-        loads: int32[k, 2], LoRA adapters (index) to load before the step, and the slot that each goes into.
-        predicted_ns: estimate of the step, loads included.
-        bound_ns: how long the tightest TBT lets this slot last; NEVER_NS when nothing binds.
+        slot: increasing by one per decision. rows: int32[n], which requests run (B). tokens: int32[n], chunk
+            sizes (P), >= 1. starts: int32[n], position of each chunk's first token. samples: bool[n], whether
+            the chunk ends in sampling one new token. epochs: int32[n], the row's epoch; a result with an
+            older epoch is stale. preempted: int32[m], rows stopped by this decision (V), how in `how`. how:
+            int8[m], values of `How`. swaps: int32[k, 3], KV blocks to move before everything else, in this
+            order: `Way`, source, destination. copies: int32[k, 2], KV block copies (source, destination) to
+            do before the step (copy-on-write). moves: int32[k, 3], KV blocks to move over a link (block,
+            from, to) (T). loads: int32[k, 2], LoRA adapters (index) to load before the step, and the slot
+            that each goes into. predicted_ns: estimate of the step, loads included. bound_ns: how long the
+            tightest TBT lets this slot last; NEVER_NS when nothing binds.
     """
 
     slot: int
@@ -63,6 +67,7 @@ class Decision:
     epochs: I32
     preempted: I32 = field(default_factory=lambda: _NOTHING)
     how: npt.NDArray[np.int8] = field(default_factory=lambda: _NO_HOW)
+    swaps: I32 = field(default_factory=lambda: _NO_MOVES)
     copies: I32 = field(default_factory=lambda: _NO_PAIRS)
     moves: I32 = field(default_factory=lambda: _NO_MOVES)
     loads: I32 = field(default_factory=lambda: _NO_PAIRS)
@@ -89,6 +94,7 @@ class StepResult:
         failed: bool[n], rows whose chunk failed; their KV of this step is invalid.
         retryable: bool[n], failed rows that may be tried again.
         started_ns, ended_ns: engine clock around the step; `ended_ns` is the emission time.
+        swap_ns: how much of that time moves of KV to and from host memory took.
         message: error text when any row failed.
         payloads: per row, what the engine wants its client to get beside the token ids (text,
             logprobs); None for rows without, or when the engine has none at all.
@@ -105,4 +111,5 @@ class StepResult:
     started_ns: int
     ended_ns: int
     message: str = ""
+    swap_ns: int = 0
     payloads: list[Any] | None = None

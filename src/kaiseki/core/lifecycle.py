@@ -24,6 +24,7 @@ from kaiseki.core.reasons import Event, Finish, Outcome, Reason
 from kaiseki.core.requests import NEVER_NS, Begun, OnLate, Request, ServiceClass
 from kaiseki.core.scan import FOUND, latest_start_ns
 from kaiseki.core.scratch import Scratch
+from kaiseki.core.switching import LinearSwitch
 from kaiseki.core.table import NO_ROW, Records, RequestTable, State, View
 from kaiseki.core.trace import Trace
 
@@ -44,8 +45,9 @@ class Buffers:
 class Lifecycle:
     """Table, queues, KV, adapters and counters, and the transitions between states.
 
-    `prefix_queried`, `prefix_hit`: prompt tokens of all admissions so far, and those that needed no
-    computing as their KV was there.
+    `prefix_queried`, `prefix_hit`: prompt tokens of all admissions so far, and those that needed no computing
+    as their KV was there. `switching`: where KV can go to host memory. `swapped`: rows that went there in
+    this slot.
     """
 
     table: RequestTable
@@ -56,6 +58,7 @@ class Lifecycle:
     policy: Policy
     pace: Pace
     adapters: Adapters
+    switching: LinearSwitch | None = None
     rates: tuple[float, float, float] = (0.0, 0.0, 0.0)
     slot: int = 0
     prefix_queried: int = 0
@@ -65,6 +68,7 @@ class Lifecycle:
     classes: list[ServiceClass] = field(default_factory=list)
     endings: list[Ending] = field(default_factory=list)
     scratch: Buffers = field(default_factory=Buffers)
+    swapped: list[int] = field(default_factory=list)
     _class_index: dict[ServiceClass, int] = field(default_factory=dict)
     _held: dict[int, list[int]] = field(default_factory=dict)
     _next_seq: int = 0
@@ -209,9 +213,13 @@ class Lifecycle:
     def preempt(
         self, rows: I32, event: Event, reason: Reason, now: int, amount: float = 0.0, other: int = -1
     ) -> None:
-        """Stop running rows and queue them again; they will compute their KV anew."""
+        """Stop running rows and queue them again; their KV is computed anew, or goes to host memory."""
         t = self.table
-        t.recomputed[rows] += t.confirmed[rows]
+        if self.switching is not None and event == Event.PREEMPTED:
+            again = rows[~self._swap_out(rows, self.switching)]
+            t.recomputed[again] += t.confirmed[again]
+        else:
+            t.recomputed[rows] += t.confirmed[rows]
         t.preemptions[rows] += 1
         t.preempted_slot[rows] = self.slot
         self.trace.note(self.slot, now, t.seq[rows], event, reason, amount, other)
@@ -220,6 +228,17 @@ class Lifecycle:
             for row in rows.tolist():
                 self._release_held(row, now)
         self.enqueue(rows)
+
+    def _swap_out(self, rows: I32, switching: LinearSwitch) -> Bool:
+        """bool[n]: of which rows the KV goes to host memory, as that costs less than computing it again."""
+        t, kept = self.table, np.zeros(rows.size, np.bool_)
+        blocks = -(-t.confirmed[rows].astype(np.int64) // self.kv.block_tokens)
+        cheaper = switching.prefers_swap(blocks, self.view(rows, t.confirmed[rows]).lone_ns)
+        if cheaper.any():
+            chosen = rows[cheaper]
+            kept[cheaper] = self.kv.swap_out(chosen, t.inflight_slot[chosen])
+            self.swapped += rows[kept].tolist()
+        return kept
 
     def back_off(self, rows: I32, wait_ns: F64, now: int) -> None:
         """Take waiting rows out of the queue, for so long; `come_back` puts them there again."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from kaiseki.core.decision import F64, I32, I64, Decision, StepResult
+from kaiseki.core.decision import F64, I32, I64, Bool, Decision, StepResult
 
 FEATURES = (
     "slot",
@@ -44,7 +44,8 @@ class Capabilities:
         max_step_tokens: most tokens in one step.
         adapter_slots: how many LoRA adapters can be loaded at a time; 0 where there are none.
         adapter_load_ns: how long loading one takes, before the step that needs it.
-        swap, migrate: whether KV can be moved to host memory, or to another replica.
+        swap_block_ns: how long moving a KV block to or from host memory takes, at a guess; 0 where it can't.
+        migrate: whether KV can be moved to another replica.
     """
 
     depth: int = 0
@@ -54,7 +55,7 @@ class Capabilities:
     max_step_tokens: int = 8192
     adapter_slots: int = 0
     adapter_load_ns: int = 0
-    swap: bool = False
+    swap_block_ns: int = 0
     migrate: bool = False
 
 
@@ -186,6 +187,18 @@ class KVSpace(Protocol):
 
     def release(self, rows: I32, fences: I64) -> None:
         """Give up the rows' blocks; with a fence >= 0 they stay in limbo until that slot retires."""
+        ...
+
+    def swap_out(self, rows: I32, fences: I64) -> Bool:
+        """As `release`, but keep what the rows alone hold in host memory. bool[n]: of which rows it is kept.
+
+        Until `forget` or `attach`, such a row counts as one whose KV is cached, and what has to be brought
+        back as blocks that attaching takes.
+        """
+        ...
+
+    def take_moves(self) -> I32:
+        """int32[k, 3]: `Decision.swaps` that follow from `swap_out` and `attach` since the last call."""
         ...
 
     def retire(self, slot: int) -> None:

@@ -59,6 +59,7 @@ from kaiseki.core.scan import N_DECODES, N_LOST, N_PREFILLS, OLDEST, PROMISED, S
 from kaiseki.core.settings import SchedulerSettings
 from kaiseki.core.staging import leave_to_later_slots
 from kaiseki.core.starting import InFlight, add_chunks, attach, put_in_flight, reserve
+from kaiseki.core.switching import LinearSwitch
 from kaiseki.core.table import NO_ROW, Records, RequestTable, State
 from kaiseki.core.targets import RecentTargets
 from kaiseki.core.trace import Trace
@@ -146,9 +147,11 @@ class Scheduler:
         self._planes = cost.planes()
         rates = lone_rates(self._planes)
         pace = Pace(token_ns=rates[1], slot_ns=rates[2])
+        block_ns = self.capabilities.swap_block_ns
         self.life = Lifecycle(
-            self.table, self.waiting, kv, self.fairness, self.trace, policy, pace, self.adapters, rates
-        )
+            self.table, self.waiting, kv, self.fairness, self.trace, policy, pace, self.adapters,
+            LinearSwitch(block_ns) if block_ns else None, rates,
+        )  # fmt: skip
 
     # ------------------------------------------------------------------ requests in and out
 
@@ -298,7 +301,9 @@ class Scheduler:
             self.fairness.settle(filled.entries, waiting.by_group(), waiting.reachable(), filled.limits)
         if plan.preempted.size:
             decision.preempted = plan.preempted
-            decision.how = np.full(decision.preempted.size, How.RECOMPUTE, np.int8)
+            kept = np.isin(decision.preempted, self.life.swapped)
+            decision.how = np.where(kept, How.SWAP, How.RECOMPUTE).astype(np.int8)
+            self.life.swapped.clear()
         return decision
 
     def _begin_slot(self) -> None:
@@ -421,6 +426,9 @@ class Scheduler:
         self._champion_waits = 0 if served else self._champion_waits + 1
         decision = flight.decision
         decision.copies = copies
+        if life.switching is not None and places.size:
+            decision.swaps = self.kv.take_moves()
+            decision.predicted_ns += int(life.switching.block_ns * len(decision.swaps))
         decision.bound_ns = int(min(filled.bound_ns, NEVER_NS))
         starved = prefills == 0 and entries.size - stuck > found.counts[N_DECODES]
         self._slots_without_prefill = self._slots_without_prefill + 1 if starved else 0
@@ -432,7 +440,9 @@ class Scheduler:
     def apply(self, result: StepResult) -> Applied:
         """Take in what a step did; see `applying.apply_step`."""
         flight = self._inflight.pop(result.slot)
-        measured = result.ended_ns - result.started_ns
+        measured = result.ended_ns - result.started_ns - result.swap_ns
+        if self.life.switching is not None and flight.decision.swaps.size:
+            self.life.switching.observe(len(flight.decision.swaps), result.swap_ns)
         if not flight.decision.loads.size:  # a step alone is what the model is about
             self.cost.observe(flight.features, measured)
         self.life.pace.observe(float(measured), int(flight.features[F_TOKENS]))

@@ -150,7 +150,8 @@ class ScriptedEngine:
         d, scripts = self._outstanding.popleft()
         started = max(self._clock.now_ns(), self._free_at_ns)
         loading = float(d.loads.shape[0] * self._capabilities.adapter_load_ns)
-        ns = predict_ns(self._planes, self._features(d, scripts)) + loading
+        swapping = len(d.swaps) * self._capabilities.swap_block_ns
+        ns = predict_ns(self._planes, self._features(d, scripts)) + loading + swapping
         ended = started + int(ns * self._jitter())
         self._free_at_ns = ended
         self._clock.advance_to(ended)
@@ -166,6 +167,7 @@ class ScriptedEngine:
             retryable=np.zeros(n, np.bool_),
             started_ns=started,
             ended_ns=ended,
+            swap_ns=swapping,
         )
         ids = [self._run(i, d, script, result) for i, script in enumerate(scripts) if script is not None]
         result.token_ids = np.array([t for t in ids if t is not None], np.int32)

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from kaiseki.core.decision import I32, I64
+from kaiseki.core.decision import I32, I64, Bool
 from kaiseki.core.protocols import OutOfBlocks
 from kaiseki.memory import audit, changes, queries
 from kaiseki.memory.buddy import BUDDIES
@@ -50,6 +50,7 @@ from kaiseki.memory.layout import (
     QUEUED,
     RETIRED,
     ROW,
+    ROWS,
     RUNS,
     SINGLES,
     SIZES,
@@ -61,6 +62,7 @@ from kaiseki.memory.layout import (
     WAYS,
     State,
 )
+from kaiseki.memory.swap import HostSpace
 
 Hasher = Callable[[int, int, int], Sequence[bytes]]
 """`hasher(row, first, last)`: chained digests of the row's pages first..last-1, output included."""
@@ -113,6 +115,7 @@ class BlockPool:
             return fewer digests than asked for, or none.
         eviction: which cached blocks are given up first, see `kaiseki.memory.eviction`.
         placement: whether rows get single pages or runs of them, see `kaiseki.memory.buddy`.
+        host_blocks: blocks of host memory for KV of stopped rows.
     """
 
     def __init__(
@@ -123,10 +126,12 @@ class BlockPool:
         hasher: Hasher | None = None,
         eviction: Eviction = "arc",
         placement: Placement = "pages",
+        host_blocks: int = 0,
     ) -> None:
         if total_blocks < 1 or block_tokens < 1 or max_rows_hint < 1:
             raise ValueError("total_blocks, block_tokens and max_rows_hint must be at least 1")
         self._hasher = hasher
+        self._host = HostSpace(host_blocks)
         self._chains = ChainStore(max_rows_hint)
         self._scratch: I32 = np.zeros(total_blocks, np.int32)
         self._copies: I32 = np.zeros((total_blocks, 2), np.int32)
@@ -210,17 +215,24 @@ class BlockPool:
         if self._chains.requests.item(row, LANE) >= 0:
             raise ValueError(f"row {row} still holds blocks")
         self._chains.clear(row)
+        self._host.drop(row)
 
     def cached_tokens(self, rows: I32, limits: I32) -> I32:
         """int32[n, 2]: tokens of the longest reusable prefix within `limits`, and its free blocks.
 
         The prefix is a whole number of blocks; of a row that holds blocks (whose KV was brought here) it is
         whatever is committed, and costs no free ones. The second column counts those that attaching would
-        take from `free_blocks`, for each row as if it alone were attached.
+        take from `free_blocks`, for each row as if it alone were attached; with what has to be brought back
+        from host memory.
         """
         rows, limits = _i32(rows), _i32(limits)
         out = np.empty((rows.size, 2), np.int32)
         _raise(queries.cached_tokens(*self._state, rows, limits, out))
+        for i in self._swapped(rows):
+            found = out[i, 0] // self.block_tokens
+            tokens = self._host.restorable(int(rows[i]), int(found), int(limits[i]))
+            if tokens > out[i, 0]:
+                out[i] = tokens, out[i, 1] + -(-tokens // self.block_tokens) - found
         return out
 
     def prefix_tokens(self, block_hashes: Sequence[bytes], limit: int) -> int:
@@ -237,6 +249,8 @@ class BlockPool:
     def attach(self, rows: I32, limits: I32) -> I32:
         """Share the cached prefix with rows that hold no blocks. Returns tokens attached, int32[n].
 
+        What is kept of a row in host memory is brought back, or dropped.
+
         Raises:
             ValueError: a row holds blocks, or its digests turn out to be no chain; nothing was changed.
         """
@@ -247,6 +261,8 @@ class BlockPool:
             self._make_room(rows.size, int(limits.max()))
             status = changes.attach(*self._state, rows, limits, out)
         _raise(status)
+        for i in self._swapped(rows):
+            out[i] = self._bring_back(int(rows[i]), int(out[i]), int(limits[i]))
         return out
 
     def pin(self, rows: I32, limits: I32) -> None:
@@ -331,6 +347,27 @@ class BlockPool:
             self._hash_output(rows, self._hasher)
         _raise(changes.release(*self._state, rows, np.ascontiguousarray(fences, np.int64)))
 
+    def swap_out(self, rows: I32, fences: I64) -> Bool:
+        """As `release`, but keep in host memory what the rows alone hold. bool[n]: of which it is kept."""
+        rows = _i32(rows)
+        kept = np.zeros(rows.size, np.bool_)
+        for i, row in enumerate(rows.tolist()):
+            self._check_row(row)
+            lane = int(self._state.requests[row, LANE])
+            if lane < 0:
+                continue
+            tokens = int(self._state.lanes[lane, COMMITTED])
+            blocks = self._state.tables[lane, : -(-tokens // self.block_tokens)]
+            alone = self._state.blocks[blocks, ROWS] == 1
+            first = int(alone.argmax()) if alone.any() else blocks.size
+            kept[i] = self._host.put(row, first, tokens, blocks[first:].tolist())
+        self.release(rows, fences)
+        return kept
+
+    def take_moves(self) -> I32:
+        """int32[k, 3]: moves to do, in order, before the next step; see `Decision.swaps`."""
+        return self._host.take_moves()
+
     def retire(self, slot: int) -> None:
         """The result of `slot` was applied: what was fenced by it, or by earlier slots, is free."""
         if slot > self._counters.item(RETIRED):
@@ -360,7 +397,28 @@ class BlockPool:
         """
         self._chains.audit()
         audit.check(self._state)
+        self._host.audit()
         assert not self._scratch.any(), "reclaimable left counts behind"
+
+    def _swapped(self, rows: I32) -> list[int]:
+        """Places of rows of which something is kept in host memory."""
+        if not self._host.kept:
+            return []
+        return [i for i, row in enumerate(rows.tolist()) if row in self._host.kept]
+
+    def _bring_back(self, row: int, attached: int, limit: int) -> int:
+        """Take blocks for what is kept of a row behind its prefix; how many tokens it has with that."""
+        first = attached // self.block_tokens
+        tokens = self._host.restorable(row, first, limit)
+        if tokens <= attached:
+            self._host.drop(row)
+            return attached
+        rows, end = np.array([row], np.int32), np.array([tokens], np.int32)
+        self.reserve(rows, np.array([attached], np.int32), end)
+        blocks = self.tables(rows, end)[0, first:]
+        self._host.bring(row, first, blocks.tolist())
+        self.commit(rows, end)
+        return tokens
 
     def _hash_output(self, rows: I32, hasher: Hasher) -> None:
         """Lengthen the chains of rows that computed full pages behind their registered digests."""

@@ -168,12 +168,16 @@ def _engine(settings: Settings, progress: Progress, child: Child | None) -> tupl
         most = AutoConfig.from_pretrained(folder, local_files_only=True).max_position_embeddings
         blocks = _blocks(settings, shape.bytes, min(most, wanted.max_context or most))
         memory = settings.memory
-        pool = BlockPool(blocks, block, eviction=memory.eviction, placement=memory.placement)
+        host = memory.host_tokens // block
+        pool = BlockPool(
+            blocks, block, eviction=memory.eviction, placement=memory.placement, host_blocks=host
+        )
         options: dict[str, Any] = {
             "tables": pool,
             "blocks": blocks,
             "dtype": wanted.dtype,
             "block_tokens": block,
+            "host_blocks": host,
             "threads": wanted.threads,
             "depth": wanted.pipeline_depth,
             "max_step_tokens": settings.scheduling.max_slot_tokens,

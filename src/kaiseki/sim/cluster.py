@@ -73,6 +73,7 @@ class Pool(Section):
     host_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     block_tokens: Count = BLOCK_TOKENS
     kv_blocks: Count | None = None
+    host_kv_blocks: Annotated[int, Field(ge=0)] = 0
     max_batch_size: Count = 256
     max_step_tokens: Count = 8192
     max_waiting: Limit = 0

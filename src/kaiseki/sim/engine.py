@@ -56,7 +56,7 @@ class SimulatedEngine:
     Args:
         roofline: how long steps take.
         clock: moved on by whoever drives the simulation, never by the engine.
-        max_context_tokens, max_step_tokens, adapter_slots, adapter_load_ns: see `Capabilities`.
+        max_context_tokens, max_step_tokens, adapter_slots, adapter_load_ns, swap_block_ns: see `Capabilities`.
         ahead: decisions taken before the one under way has ended, of the same rows too; one stage only.
         spread: how much longer than `roofline` says steps take.
     """
@@ -71,6 +71,7 @@ class SimulatedEngine:
         spread: Spread | None = None,
         adapter_slots: int = 0,
         adapter_load_ns: int = 0,
+        swap_block_ns: int = 0,
     ) -> None:
         self._roofline = roofline
         self._clock = clock
@@ -83,6 +84,7 @@ class SimulatedEngine:
             max_step_tokens=max_step_tokens,
             adapter_slots=adapter_slots,
             adapter_load_ns=adapter_load_ns,
+            swap_block_ns=swap_block_ns,
         )
         self._stages = [roofline.stage_terms(stage) for stage in range(stages)]
         self._busy_until: I64 = np.zeros(stages, np.int64)
@@ -128,7 +130,8 @@ class SimulatedEngine:
             self._prompts, self._left, finish, features,
         )  # fmt: skip
         started = at = max(self._clock.now_ns(), int(self._busy_until[0]))
-        at += decision.loads.shape[0] * self._capabilities.adapter_load_ns
+        swapping = len(decision.swaps) * self._capabilities.swap_block_ns
+        at += decision.loads.shape[0] * self._capabilities.adapter_load_ns + swapping
         longer = 1.0 if self._spread is None else self._spread.draw()
         for stage, terms in enumerate(self._stages):
             took = int(one_modelled_ns(terms, self._roofline.routing, features) * longer)
@@ -149,6 +152,7 @@ class SimulatedEngine:
             retryable=none,
             started_ns=started,
             ended_ns=at,
+            swap_ns=swapping,
         )
         self._outstanding.append((result, self._owner[decision.rows]))
 

@@ -18,7 +18,7 @@ from kaiseki.core.scheduler import Scheduler
 from kaiseki.core.settings import SchedulerSettings
 from kaiseki.core.table import Records, State
 from kaiseki.cost.profiled import Spread
-from kaiseki.cost.transfers import lora_load_ns
+from kaiseki.cost.transfers import lora_load_ns, swap_ns
 from kaiseki.engines.clock import VirtualClock
 from kaiseki.memory.pool import BlockPool
 from kaiseki.observe.recorder.flight import FlightRecorder, load_of
@@ -79,6 +79,7 @@ class SimReplica:
     ) -> None:
         pool, deployment, profile = description.pool, description.deployment, description.profile
         self.description = description
+        swap = round(swap_ns(deployment, pool.block_tokens)) if pool.host_kv_blocks else 0
         self.engine = SimulatedEngine(
             description.timing,
             clock,
@@ -87,6 +88,7 @@ class SimReplica:
             spread=Spread(profile, seed) if profile is not None else None,
             adapter_slots=pool.lora_slots,
             adapter_load_ns=round(lora_load_ns(deployment, pool.lora_rank)) if pool.lora_slots else 0,
+            swap_block_ns=swap,
         )
         self.up = not description.spare
         self.failed = False
@@ -102,7 +104,9 @@ class SimReplica:
         """Begin with nothing."""
         policy, settings, classes, weights = self._about
         about, pool = self.description, self.description.pool
-        self.kv = BlockPool(about.blocks, pool.block_tokens, pool.max_batch_size)
+        self.kv = BlockPool(
+            about.blocks, pool.block_tokens, pool.max_batch_size, host_blocks=pool.host_kv_blocks
+        )
         self.scheduler = Scheduler(policy, self.kv, about.cost_model(), self.engine.capabilities, settings)
         for cls in classes:  # so that indices are the same everywhere
             self.scheduler.life.class_index(cls)

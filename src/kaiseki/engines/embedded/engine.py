@@ -26,6 +26,8 @@ from kaiseki.engines.embedded.text import TextCodec
 from kaiseki.engines.embedded.threads import available_threads, share_threads
 from kaiseki.engines.embedded.work import GenerationWork
 
+SWAP_BYTES_PER_NS = 2.0
+"""Of moves to and from host memory, GB/s, until some have been measured."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -44,6 +46,7 @@ class EmbeddedEngine:
         tables: BlockTables,
         blocks: int,
         block_tokens: int = 16,
+        host_blocks: int = 0,
         threads: int | None = None,
         depth: int = 0,
         max_step_tokens: int = 8192,
@@ -57,6 +60,7 @@ class EmbeddedEngine:
             tables: block tables of rows, asked when a decision is executed.
             blocks: blocks in the KV pool.
             block_tokens: tokens per block.
+            host_blocks: blocks of host memory, for KV of requests that were stopped.
             threads: threads to compute on; all CPUs this process may use by default.
             depth: 0, or 1 to run a step while the next is decided.
             max_step_tokens: most tokens in one step, as declared to the scheduler.
@@ -74,7 +78,9 @@ class EmbeddedEngine:
         threads = threads or available_threads()
         self.codec = TextCodec(tokenizer)
         self.config = model.config
-        self.shape = pool_shape(model.config, blocks, block_tokens, next(model.parameters()).dtype)
+        self.shape = pool_shape(
+            model.config, blocks, block_tokens, next(model.parameters()).dtype, host_blocks
+        )
         self.eos = eos_tokens(model, tokenizer)
         self._rows: dict[int, RowState] = {}
         self._tables = tables
@@ -88,6 +94,7 @@ class EmbeddedEngine:
             max_context_tokens=int(model.config.max_position_embeddings),
             max_step_tokens=max_step_tokens,
             adapter_slots=0,  # it runs the base model only
+            swap_block_ns=int(self.shape.bytes / blocks / SWAP_BYTES_PER_NS) if host_blocks else 0,
         )
 
     @classmethod
@@ -100,6 +107,7 @@ class EmbeddedEngine:
         dtype: str = "float32",
         device: str = "cpu",
         block_tokens: int = 16,
+        host_blocks: int = 0,
         threads: int | None = None,
         depth: int = 0,
         max_step_tokens: int = 8192,
@@ -125,6 +133,7 @@ class EmbeddedEngine:
             tables=tables,
             blocks=blocks,
             block_tokens=block_tokens,
+            host_blocks=host_blocks,
             threads=threads,
             depth=depth,
             max_step_tokens=max_step_tokens,

@@ -51,14 +51,17 @@ class ModelRunner:
             return torch.as_tensor(out.logits)[0].float().cpu()
 
 
-def pool_shape(config: Any, blocks: int, block_tokens: int, dtype: torch.dtype) -> PoolShape:
+def pool_shape(
+    config: Any, blocks: int, block_tokens: int, dtype: torch.dtype, host_blocks: int = 0
+) -> PoolShape:
     """Shape of the pool that a model with this configuration needs."""
     heads = int(config.num_attention_heads)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     return PoolShape(
-        int(config.num_hidden_layers), blocks, block_tokens, heads, int(kv_heads), int(head_dim), dtype
-    )
+        int(config.num_hidden_layers), blocks, block_tokens, heads, int(kv_heads), int(head_dim), dtype,
+        host_blocks,
+    )  # fmt: skip
 
 
 def warm_up(runner: ModelRunner, tokens: int) -> None:

@@ -42,6 +42,7 @@ class Step:
     starts: I32
     samples: tuple[bool, ...]
     epochs: I32
+    swaps: I32
     copies: I32
     tables: I32
     states: tuple[RowState, ...]
@@ -60,6 +61,7 @@ class Step:
             starts=starts,
             samples=tuple(decision.samples.tolist()),
             epochs=decision.epochs.copy(),
+            swaps=decision.swaps.copy(),
             copies=decision.copies.copy(),
             tables=found,
             states=tuple(states[row] for row in rows.tolist()),
@@ -87,8 +89,15 @@ class StepRunner:
         self._clock = clock
 
     def run(self, step: Step) -> StepResult:
-        """Run a step. Never raises: rows that can't be computed come back as failed."""
+        """Run a step. Rows that can't be computed come back as failed.
+
+        Raises:
+            Exception: moving KV to or from host memory failed, so that nobody knows what is where.
+        """
         started = self._clock()
+        if step.swaps.size:
+            self._runner.backend.swap_blocks(step.swaps)
+        swapped = self._clock()
         try:
             outcomes = self._outcomes(step)
         except Exception as error:
@@ -99,7 +108,7 @@ class StepRunner:
                 state.failed_in = epoch
             elif outcome.finish != Finish.NONE:
                 state.finished_in = epoch
-        return _result(step, outcomes, started, self._clock())
+        return _result(step, outcomes, started, self._clock(), swapped - started)
 
     def _outcomes(self, step: Step) -> list[_Outcome]:
         """Outcome of every row of the step, in order."""
@@ -167,7 +176,7 @@ def _written(state: RowState, position: int, choice: Choice) -> _Outcome:
     return _Outcome(choice.token, finish, payload=(output,))
 
 
-def _result(step: Step, outcomes: list[_Outcome], started: int, ended: int) -> StepResult:
+def _result(step: Step, outcomes: list[_Outcome], started: int, ended: int, swap_ns: int) -> StepResult:
     """Outcomes as arrays."""
     failed = np.array([bool(o.error) for o in outcomes], bool)
     return StepResult(
@@ -182,6 +191,7 @@ def _result(step: Step, outcomes: list[_Outcome], started: int, ended: int) -> S
         started_ns=started,
         ended_ns=ended,
         message="; ".join(sorted({o.error for o in outcomes if o.error})),
+        swap_ns=swap_ns if step.swaps.size else 0,
         payloads=[o.payload for o in outcomes],
     )
 

@@ -84,13 +84,13 @@ def pack_work(work: GenerationWork) -> GenerationWork:
 def pack_decision(decision: Decision, tables: I32) -> Message:
     """A decision and where the KV of its rows is, without what an engine does not look at."""
     d = decision
-    ints = (d.rows, d.tokens, d.starts, d.epochs, d.copies, tables)
+    ints = (d.rows, d.tokens, d.starts, d.epochs, d.swaps, d.copies, tables)
     return (d.slot, np.asarray(d.samples, np.bool_).tobytes(), *(_bytes(numbers) for numbers in ints))
 
 
 def unpack_decision(message: Message) -> tuple[Decision, I32]:
     """What `pack_decision` was given; the arrays can't be written to."""
-    slot, samples, rows, tokens, starts, epochs, copies, tables = message
+    slot, samples, rows, tokens, starts, epochs, swaps, copies, tables = message
     row_ids = _ints(rows)
     decision = Decision(
         slot,
@@ -99,6 +99,7 @@ def unpack_decision(message: Message) -> tuple[Decision, I32]:
         _ints(starts),
         np.frombuffer(samples, np.bool_),
         _ints(epochs),
+        swaps=_ints(swaps).reshape(-1, 3),
         copies=_ints(copies).reshape(-1, 2),
     )
     return decision, _ints(tables).reshape(row_ids.size, -1) if row_ids.size else _ints(tables)
@@ -109,12 +110,12 @@ def pack_result(result: StepResult) -> Message:
     r = result
     vectors = (r.new_tokens, r.token_ids, r.finish, r.failed, r.retryable)
     payloads = None if r.payloads is None else [_pack_outputs(outputs) for outputs in r.payloads]
-    return (r.slot, *(v.tobytes() for v in vectors), r.started_ns, r.ended_ns, r.message, payloads)
+    return (r.slot, *(v.tobytes() for v in vectors), r.started_ns, r.ended_ns, r.message, r.swap_ns, payloads)
 
 
 def unpack_result(message: Message, rows: I32, epochs: I32) -> StepResult:
     """What `pack_result` was given, for the decision that had these rows and epochs."""
-    slot, new_tokens, token_ids, finish, failed, retryable, started, ended, text, payloads = message
+    slot, new_tokens, token_ids, finish, failed, retryable, started, ended, text, swap_ns, payloads = message
     return StepResult(
         slot,
         rows,
@@ -127,6 +128,7 @@ def unpack_result(message: Message, rows: I32, epochs: I32) -> StepResult:
         started,
         ended,
         text,
+        swap_ns,
         None if payloads is None else [_unpack_outputs(outputs) for outputs in payloads],
     )
 

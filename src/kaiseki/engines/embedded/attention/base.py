@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
-from kaiseki.core.decision import I32
+from kaiseki.core.decision import I32, Way
 from kaiseki.engines.embedded.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)
 class PoolShape:
-    """Size of a KV pool: K and V for `layers` x `blocks` x `block_tokens` x `kv_heads` x `head_dim`."""
+    """Size of a KV pool: K and V for `layers` x `blocks` x `block_tokens` x `kv_heads` x `head_dim`.
+
+    `host_blocks` more are in host memory, for KV of requests that were stopped.
+    """
 
     layers: int
     blocks: int
@@ -22,12 +27,19 @@ class PoolShape:
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    host_blocks: int = 0
 
     @property
     def bytes(self) -> int:
         """Memory the whole pool takes."""
         per_block = self.block_tokens * self.kv_heads * self.head_dim * self.dtype.itemsize
         return 2 * self.layers * self.blocks * per_block
+
+
+def one_way(swaps: I32) -> Iterator[tuple[Way, I32, I32]]:
+    """Swaps in consecutive parts of one direction: (way, sources, destinations)."""
+    for part in np.split(swaps, np.flatnonzero(np.diff(swaps[:, 0])) + 1):
+        yield Way(int(part[0, 0])), part[:, 1], part[:, 2]
 
 
 class AttentionBackend(Protocol):
@@ -40,6 +52,10 @@ class AttentionBackend(Protocol):
 
     def copy_blocks(self, copies: I32) -> None:
         """Copy KV blocks in all layers; `copies` is int32[k, 2] of (source, destination)."""
+        ...
+
+    def swap_blocks(self, swaps: I32) -> None:
+        """Move KV blocks to and from host memory in all layers, in this order; see `Decision.swaps`."""
         ...
 
     def plan(self, batch: Batch) -> Any:

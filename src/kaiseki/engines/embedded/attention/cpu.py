@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kaiseki.core.decision import I32, I64
+from kaiseki.core.decision import I32, I64, Way
 from kaiseki.engines.embedded.attention import chunks, kernels, placing
-from kaiseki.engines.embedded.attention.base import PoolShape
+from kaiseki.engines.embedded.attention.base import PoolShape, one_way
 from kaiseki.engines.embedded.batch import Batch
 from kaiseki.engines.embedded.compiled import F32, SERIAL_ROWS, view
 
@@ -57,6 +57,8 @@ class CpuAttention:
         element = np.uint16 if shape.dtype == torch.bfloat16 else np.float32
         # NumPy asks for huge pages, unlike Torch: blocks are read in any order.
         self._pools = [(np.zeros(size, element), np.zeros(size, element)) for _ in range(shape.layers)]
+        size = (shape.host_blocks, *size[1:])
+        self._hosts = [(np.zeros(size, element), np.zeros(size, element)) for _ in range(shape.layers)]
 
     @property
     def shape(self) -> PoolShape:
@@ -69,6 +71,16 @@ class CpuAttention:
         for keys, values in self._pools:
             keys[destination] = keys[source]
             values[destination] = values[source]
+
+    def swap_blocks(self, swaps: I32) -> None:
+        """See `AttentionBackend`; here host memory is another arena of the same memory."""
+        for way, source, destination in one_way(swaps):
+            for pools, hosts in zip(self._pools, self._hosts, strict=True):
+                for pool, host in zip(pools, hosts, strict=True):
+                    if way == Way.OUT:
+                        host[destination] = pool[source]
+                    else:
+                        pool[destination] = host[source]
 
     def plan(self, batch: Batch) -> CpuPlan:
         """See `AttentionBackend`."""

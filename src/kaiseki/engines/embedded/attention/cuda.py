@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from kaiseki.core.decision import I32
-from kaiseki.engines.embedded.attention.base import PoolShape
+from kaiseki.core.decision import I32, Way
+from kaiseki.engines.embedded.attention.base import PoolShape, one_way
 from kaiseki.engines.embedded.batch import Batch
 
 WORKSPACE_BYTES = 128 * 1024 * 1024
@@ -49,6 +49,12 @@ class CudaAttention:
         self._keys = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
         self._values = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
 
+        self._hosts: list[torch.Tensor] = []
+        if shape.host_blocks:
+            host, pools = (shape.host_blocks, *size[1:]), 2 * shape.layers
+            self._hosts = [torch.zeros(host, dtype=shape.dtype, pin_memory=True) for _ in range(pools)]
+            self._side = torch.cuda.Stream(device)
+
     @property
     def shape(self) -> PoolShape:
         """See `AttentionBackend`."""
@@ -59,6 +65,20 @@ class CudaAttention:
         source, destination = torch.from_numpy(copies.astype(np.int64)).to(self._device).unbind(1)
         for pool in (*self._keys, *self._values):
             pool[destination] = pool[source]
+
+    def swap_blocks(self, swaps: I32) -> None:
+        """See `AttentionBackend`. Pinned memory and a stream of its own, which the step's waits for."""
+        current = torch.cuda.current_stream(self._device)
+        self._side.wait_stream(current)
+        with torch.cuda.stream(self._side):
+            for way, source, destination in one_way(swaps):
+                for pool, host in zip((*self._keys, *self._values), self._hosts, strict=True):
+                    for a, b in zip(source.tolist(), destination.tolist(), strict=True):
+                        if way == Way.OUT:
+                            host[b].copy_(pool[a], non_blocking=True)
+                        else:
+                            pool[b].copy_(host[a], non_blocking=True)
+        current.wait_stream(self._side)
 
     def plan(self, batch: Batch) -> CudaPlan:
         """See `AttentionBackend`."""
