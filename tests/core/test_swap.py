@@ -1,4 +1,4 @@
-"""KV of stopped requests goes to host memory and comes back, on an engine that knows what each block holds."""
+"""KV of stopped requests goes to host memory and back, on an engine that knows what each block holds."""
 
 from __future__ import annotations
 

@@ -47,16 +47,20 @@ class Decision:
     """One slot on one replica. Arrays are parallel; their order is the order of execution (Pi).
 
     Attributes:
-        slot: increasing by one per decision. rows: int32[n], which requests run (B). tokens: int32[n], chunk
-            sizes (P), >= 1. starts: int32[n], position of each chunk's first token. samples: bool[n], whether
-            the chunk ends in sampling one new token. epochs: int32[n], the row's epoch; a result with an
-            older epoch is stale. preempted: int32[m], rows stopped by this decision (V), how in `how`. how:
-            int8[m], values of `How`. swaps: int32[k, 3], KV blocks to move before everything else, in this
-            order: `Way`, source, destination. copies: int32[k, 2], KV block copies (source, destination) to
-            do before the step (copy-on-write). moves: int32[k, 3], KV blocks to move over a link (block,
-            from, to) (T). loads: int32[k, 2], LoRA adapters (index) to load before the step, and the slot
-            that each goes into. predicted_ns: estimate of the step, loads included. bound_ns: how long the
-            tightest TBT lets this slot last; NEVER_NS when nothing binds.
+        slot: increasing by one per decision.
+        rows: int32[n], which requests run (B).
+        tokens: int32[n], chunk sizes (P), >= 1.
+        starts: int32[n], position of each chunk's first token.
+        samples: bool[n], whether the chunk ends in sampling one new token.
+        epochs: int32[n], the row's epoch; a result with an older epoch is stale.
+        preempted: int32[m], rows stopped by this decision (V), how in `how`.
+        how: int8[m], values of `How`.
+        swaps: int32[k, 3], KV blocks to move first of all, in this order: `Way`, source, destination.
+        copies: int32[k, 2], KV block copies (source, destination) to do before the step (copy-on-write).
+        moves: int32[k, 3], KV blocks to move over a link (block, from, to) (T).
+        loads: int32[k, 2], LoRA adapters (index) to load before the step, and the slot that each goes into.
+        predicted_ns: estimate of the step, loads included.
+        bound_ns: how long the tightest TBT lets this slot last; NEVER_NS when nothing binds.
     """
 
     slot: int

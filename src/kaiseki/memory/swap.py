@@ -55,7 +55,7 @@ class HostSpace:
             self._free += kept.blocks
 
     def restorable(self, row: int, pages: int, limit: int) -> int:
-        """How many tokens the row would have, within `limit`, with so many pages of its prefix in the cache."""
+        """Tokens that the row would have, within `limit`, with so many pages of its prefix in the cache."""
         kept = self.kept.get(row)
         return min(kept.tokens, limit) if kept is not None and pages >= kept.first else 0
 
