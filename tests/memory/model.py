@@ -128,6 +128,7 @@ class Model:
         lane = self.lanes.get(row)
         if lane is None:
             return False
+        self.drop(row)
         blocks = lane.blocks[: self.pages(lane.committed)]
         first = next((at for at, b in enumerate(blocks) if len(b.rows) == 1), len(blocks))
         size = len(blocks) - first

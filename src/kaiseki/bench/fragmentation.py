@@ -44,7 +44,7 @@ class Seen:
 
     Attributes:
         internal: room in pages in use that holds no token, as a share of their room.
-        external: unowned pages in shorter runs than the reservation at hand could use whole, share of the pool.
+        external: unowned pages in shorter runs than a reservation could use whole, share of the pool.
         used: pages in use, share of the pool.
         us_per_page: thread time of a reservation over the pages it took.
         span_pages: pages that stand side by side in a row's table, mean of the rows that run.

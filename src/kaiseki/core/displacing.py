@@ -98,7 +98,8 @@ def _buy(
     rows = t.running_rows()
     rested = t.preempted_slot[rows] + settings.fairness_window < life.slot
     rows = rows[(rows != champion) & rested]
-    prices = victim_prices(life.view(rows, t.computed[rows]), newcomer, now, tau, worth)
+    victims = life.view(rows, t.computed[rows])
+    prices = victim_prices(victims, newcomer, now, tau, worth, life.loss_ns(rows, victims.lone_ns))
     prices -= mu * wasted_blocks(t.computed[rows], block)
     order = np.argsort(prices, kind="stable")
     order = order[np.isfinite(prices[order])]

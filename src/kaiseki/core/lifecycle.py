@@ -229,6 +229,13 @@ class Lifecycle:
                 self._release_held(row, now)
         self.enqueue(rows)
 
+    def loss_ns(self, rows: I32, recompute_ns: F64) -> F64:
+        """float64[n]: card time that stopping each running row costs, its KV moved or computed again."""
+        if self.switching is None:
+            return recompute_ns
+        blocks = -(-self.table.confirmed[rows].astype(np.int64) // self.kv.block_tokens)
+        return np.minimum(recompute_ns, self.switching.swap_ns(blocks))
+
     def _swap_out(self, rows: I32, switching: LinearSwitch) -> Bool:
         """bool[n]: of which rows the KV goes to host memory, as that costs less than computing it again."""
         t, kept = self.table, np.zeros(rows.size, np.bool_)

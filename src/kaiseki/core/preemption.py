@@ -98,18 +98,21 @@ def newcomer_value(newcomer: View, now: int, tau_ns: float, slo_lambda: float) -
     return slo_lambda * float(newcomer.weight[0] * chance[0])
 
 
-def victim_prices(victims: View, newcomer: View, now: int, tau_ns: float, slo_lambda: float) -> F64:
+def victim_prices(
+    victims: View, newcomer: View, now: int, tau_ns: float, slo_lambda: float, loss_ns: F64 | None = None
+) -> F64:
     """float64[n], seconds: what stopping each running request costs; inf for those it does not outrank.
 
-    The price is the time to compute its KV again plus lambda * weight * the rise in its own chance of
-    missing once it is set back by that and by the newcomer's work. Equals never displace each other:
-    a victim must be of less weight, a later tier, a looser TTFT or demoted, and no better otherwise.
+    The price is `loss_ns`, by default the time to compute its KV again, plus lambda * weight * the rise in
+    its own chance of missing once it is set back by that and by the newcomer's work. Equals never displace each
+    other: a victim must be of less weight, a later tier, a looser TTFT or demoted, and no better otherwise.
     """
     slack = slack_ns(victims, now)
-    setback = victims.lone_ns + newcomer.lone_ns[0]
+    lost: F64 = victims.lone_ns if loss_ns is None else loss_ns
+    setback = lost + newcomer.lone_ns[0]
     rise = miss_probability(slack - setback, tau_ns) - miss_probability(slack, tau_ns)
     rise[~np.isfinite(slack)] = 0.0
-    prices: F64 = victims.lone_ns / 1e9 + slo_lambda * victims.weight * rise
+    prices: F64 = lost / 1e9 + slo_lambda * victims.weight * rise
     outranked = (
         (victims.weight < newcomer.weight[0])
         | (victims.tier > newcomer.tier[0])

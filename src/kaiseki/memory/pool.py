@@ -229,6 +229,8 @@ class BlockPool:
         out = np.empty((rows.size, 2), np.int32)
         _raise(queries.cached_tokens(*self._state, rows, limits, out))
         for i in self._swapped(rows):
+            if self._state.requests[rows[i], LANE] >= 0:
+                continue
             found = out[i, 0] // self.block_tokens
             tokens = self._host.restorable(int(rows[i]), int(found), int(limits[i]))
             if tokens > out[i, 0]:

@@ -33,7 +33,11 @@ class HostSpace:
         self._moves: list[tuple[Way, int, int]] = []
 
     def put(self, row: int, first: int, tokens: int, blocks: list[int]) -> bool:
-        """Keep a row's pages from `first` on, which are in these blocks; False if there is no room."""
+        """Keep a row's pages from `first` on, which are in these blocks; False if there is no room.
+
+        What was kept of the row before is dropped.
+        """
+        self.drop(row)
         if not blocks or len(blocks) > len(self._free):
             return False
         kept = Kept(first, tokens, [self._free.pop() for _ in blocks])
