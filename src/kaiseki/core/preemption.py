@@ -103,8 +103,8 @@ def victim_prices(
 ) -> F64:
     """float64[n], seconds: what stopping each running request costs; inf for those it does not outrank.
 
-    The price is `loss_ns`, by default the time to compute its KV again, plus lambda * weight * the rise in
-    its own chance of missing once it is set back by that and by the newcomer's work. Equals never displace each
+    The price is `loss_ns`, by default that of computing its KV again, plus lambda * weight * the rise in its
+    own chance of missing once it is set back by that and by the newcomer's work. Equals never displace each
     other: a victim must be of less weight, a later tier, a looser TTFT or demoted, and no better otherwise.
     """
     slack = slack_ns(victims, now)
