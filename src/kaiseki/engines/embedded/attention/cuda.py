@@ -53,7 +53,7 @@ class CudaAttention:
         if shape.host_blocks:
             host, pools = (shape.host_blocks, *size[1:]), 2 * shape.layers
             self._hosts = [torch.zeros(host, dtype=shape.dtype, pin_memory=True) for _ in range(pools)]
-            self._side = torch.cuda.Stream(device)
+            self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     @property
     def shape(self) -> PoolShape:
