@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kaiseki.core.adapters import Adapters, pin, unpin
-from kaiseki.core.decision import F64, I32
+from kaiseki.core.decision import F64, I32, Bool
 from kaiseki.core.endings import ENDED, EVENT_OF, Ending, write_endings
 from kaiseki.core.entries import ENTRY
 from kaiseki.core.fairness import Fairness

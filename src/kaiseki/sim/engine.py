@@ -56,7 +56,8 @@ class SimulatedEngine:
     Args:
         roofline: how long steps take.
         clock: moved on by whoever drives the simulation, never by the engine.
-        max_context_tokens, max_step_tokens, adapter_slots, adapter_load_ns, swap_block_ns: see `Capabilities`.
+        max_context_tokens, max_step_tokens, adapter_slots, adapter_load_ns, swap_block_ns: see
+            `Capabilities`.
         ahead: decisions taken before the one under way has ended, of the same rows too; one stage only.
         spread: how much longer than `roofline` says steps take.
     """

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from kaiseki.core.decision import I32, I64
+from kaiseki.core.decision import I32, I64, Bool
 from kaiseki.engines.vllm import adapter
 
 _LOOKED_AT = 64
 """Rows whose blocks `reclaimable` counts; further ones are taken to free nothing more."""
 _NO_COPIES: I32 = np.empty((0, 2), np.int32)
+_NO_MOVES: I32 = np.empty((0, 3), np.int32)
 
 
 class VllmBlocks:
@@ -128,6 +129,18 @@ class VllmBlocks:
             request = self.requests[row]
             if adapter.is_running(request):
                 self._stop(request)
+
+    def swap_out(self, rows: I32, fences: I64) -> Bool:
+        """See `KVSpace`.
+
+        Raises:
+            NotImplementedError: always; vLLM computes KV of preempted requests again.
+        """
+        raise NotImplementedError("vLLM has no swap")
+
+    def take_moves(self) -> I32:
+        """See `KVSpace`; there are none."""
+        return _NO_MOVES
 
     def retire(self, slot: int) -> None:
         """See `KVSpace`."""
