@@ -143,7 +143,9 @@ def test_the_profile_has_what_is_measured_and_not_the_load() -> None:
     rows = profile_slots(replica(), 2, slots=10, top=1000)
     named = {row["function"].split(" ")[-1]: row for row in rows}
     assert named["chain_hashes"]["calls"] == 2 and named["decide"]["us"] >= named["decide"]["own_us"]
-    assert {"apply", "report_slot", "drain"} <= set(named) and "step" not in named and "arrivals" not in named
+    assert {"apply", "report_slot", "drain"} <= set(named)
+    load = [row for row in rows if row["function"].startswith("bench/")]
+    assert not any(row["function"].endswith((" step", " arrivals")) for row in load)
     assert [row["own_us"] for row in rows] == sorted((row["own_us"] for row in rows), reverse=True)
 
 

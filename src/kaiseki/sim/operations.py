@@ -57,8 +57,9 @@ class Operations:
         for event in events:
             self._add(round(event.at_s * 1e9), event.what, places[event.pool, event.replica])
         for i, replica in enumerate(replicas):
-            if replica.description.number == 0 and replica.description.pool.scale is not None:
-                self._add(0, "look", i)
+            scale = replica.description.pool.scale
+            if replica.description.number == 0 and scale is not None:
+                self._add(round(scale.every_s * 1e9), "look", i)  # at 0 every pool looks idle
 
     def _add(self, at_ns: int, what: What, replica: int) -> None:
         self._order += 1

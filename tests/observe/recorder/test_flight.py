@@ -195,3 +195,11 @@ def test_a_scheduler_goes_on_from_its_state(at: int) -> None:
     now = bench.driver.clock.now_ns()
     first, second = ours.decide(now), theirs.decide(now)
     assert first.rows.tolist() == second.rows.tolist() and first.tokens.tolist() == second.tokens.tolist()
+
+
+def test_a_refused_request_may_have_asked_for_any_number() -> None:
+    bench = Bench("fcfs")
+    recorder = recorded(bench)
+    bench.submit(job("r", 40, 2**70), list(range(40)))
+    bench.driver.step()
+    assert len(list(recording_of(recorder).of_kind(Kind.REFUSED))) == 1

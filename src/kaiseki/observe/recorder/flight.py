@@ -331,8 +331,14 @@ class FlightRecorder:
                 text += f',"{key}":{json.dumps(value)}'
         data = f"{text}}}".encode()
         record = PACK_REQUEST.pack(
-            seq, row, tenant, r.prompt_tokens, r.max_tokens, r.min_tokens, r.priority, r.arrival_ns,
+            seq, row, tenant, _i32(r.prompt_tokens), _i32(r.max_tokens), _i32(r.min_tokens), _i32(r.priority),
+            r.arrival_ns,
             -1 if r.ttft_ns is None else r.ttft_ns,
             reason, r.hands_over, len(data),
         )  # fmt: skip
         return record, data
+
+
+def _i32(number: int) -> int:
+    """What a refused request asked for may be any number; the record has the nearest that it can hold."""
+    return max(-(2**31), min(number, 2**31 - 1))
