@@ -208,7 +208,6 @@ class Bench:
         placeholders: bool = True,
         blocks: int = 4096,
         block_tokens: int = 16,
-        host_blocks: int = 0,
         settings: SchedulerSettings | None = None,
         weights: np.ndarray = SMALL,
         cost: CostModel | None = None,
@@ -217,6 +216,7 @@ class Bench:
         audit: bool = False,
         recovery: Recovery | None = None,
         probe: Probe | None = None,
+        host_blocks: int = 0,
     ) -> None:
         self.clock = VirtualClock(START_NS)
         self.pool = BlockPool(blocks, block_tokens, max_rows_hint=8, host_blocks=host_blocks)

@@ -142,6 +142,7 @@ class Model:
         self.host_used.pop(row, None)
 
     def fork(self, parent, child, tokens):
+        self.drop(child)
         if tokens <= 0:
             return
         lane = self.lanes[child] = Lane()

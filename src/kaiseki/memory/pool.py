@@ -278,7 +278,8 @@ class BlockPool:
     def fork(self, parent: int, child: int, tokens: int) -> None:
         """Give `child`, which holds no blocks, the parent's blocks that cover `tokens` positions.
 
-        Positions the parent has not committed yet are not committed for the child either.
+        Positions the parent has not committed yet are not committed for the child either. What was kept of
+        the child in host memory is dropped: it was of other tokens.
 
         Raises:
             ValueError: the child holds blocks or the parent lacks some; nothing was changed.
@@ -290,6 +291,7 @@ class BlockPool:
             self._make_room(1, tokens)
             status = changes.fork(*self._state, parent, child, tokens)
         _raise(status)
+        self._host.drop(child)
 
     def growth_need(self, rows: I32, starts: I32, ends: I32) -> I32:
         """int32[n]: blocks to take so that positions [start, end) of each row can be written.

@@ -94,10 +94,10 @@ class StepRunner:
         Raises:
             Exception: moving KV to or from host memory failed, so that nobody knows what is where.
         """
-        started = self._clock()
+        started = swapped = self._clock()
         if step.swaps.size:
             self._runner.backend.swap_blocks(step.swaps)
-        swapped = self._clock()
+            swapped = self._clock()
         try:
             outcomes = self._outcomes(step)
         except Exception as error:
