@@ -6,7 +6,7 @@ import pytest
 from tests.harness import Bench, hashes, job
 
 from kaiseki.core.requests import Request
-from kaiseki.observe.history import History, Story
+from kaiseki.observe.history import SLOT, History, Ring, Story
 
 
 def test_digests_of_prompts_are_not_kept() -> None:
@@ -30,3 +30,11 @@ def test_old_requests_are_forgotten(names: object) -> None:
     assert kept == [names(i) for i in (19, 18, 17, 16)][: len(set(kept))]  # type: ignore[operator]
     assert len(history._stories) == len(history._by_seq) <= 4
     assert all(history.name_of(i) == names(i) for i in (19, 18, 17))  # type: ignore[operator]
+
+
+def test_the_newest_of_a_ring_are_its_last_records() -> None:
+    ring = Ring(SLOT, 5)
+    for written in range(13):
+        for most in range(8):
+            assert ring.newest(most).tolist() == ring.read()[max(0, len(ring.read()) - most) :].tolist()
+        ring.append(written, 10 * written)

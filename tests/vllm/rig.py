@@ -22,6 +22,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from kaiseki.bench.vllm_scheduler_peer import CONFIG
 from kaiseki.engines.clock import VirtualClock
 from kaiseki.engines.vllm import KaisekiScheduler
 from kaiseki.engines.vllm.witness import Witness
@@ -29,18 +30,6 @@ from kaiseki.engines.vllm.witness import Witness
 MS = 1_000_000
 BLOCK = 16
 STOP = 2
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "vocab_size": 40_960,
-    "max_position_embeddings": 8192,
-    "torch_dtype": "float32",
-}
 
 
 @dataclass
@@ -102,7 +91,7 @@ class Rig:
         given = {"max_num_seqs": 32, "max_num_batched_tokens": 512, "max_model_len": 4096}
         given |= {"additional_config": {"kaiseki": kaiseki or {}}} | options
         with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "config.json").write_text(json.dumps(MODEL))
+            Path(folder, "config.json").write_text(json.dumps(CONFIG))
             config = EngineArgs(
                 model=folder,
                 dtype="float32",

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kaiseki.commands.asking import DEFAULT_URL, ApiKey, ask
 from kaiseki.commands.common import FINDING, JsonFile, fail, write_json
-from kaiseki.commands.explain import DEFAULT_URL
 
 if TYPE_CHECKING:
     from kaiseki.observe.doctor.case import Case, Finding
@@ -24,9 +24,7 @@ def doctor(
         list[str] | None,
         typer.Option(help=f"Where a server is, {DEFAULT_URL} if not given; may be repeated."),
     ] = None,
-    key: Annotated[
-        str | None, typer.Option(help="API key of an operator.", envvar="KAISEKI_API_KEY", show_default=False)
-    ] = None,
+    key: ApiKey = None,
     seconds: Annotated[
         float, typer.Option(min=0, max=3600, help="Time between two looks; 0 judges all since it started.")
     ] = 10.0,
@@ -34,7 +32,8 @@ def doctor(
 ) -> None:
     """Say what is wrong with a server, why, on what evidence, and what to do.
 
-    Reads /metrics of Kaiseki or vLLM, and of Kaiseki its state too. Exits 1 when it finds something.
+    Reads /metrics of Kaiseki or vLLM, and with an operator's key Kaiseki's state too. Exits 1 when it
+    finds something.
 
     Example: kaiseki doctor --url http://127.0.0.1:8000 --seconds 30
     """
@@ -59,7 +58,7 @@ def _case(url: str, key: str | None, before: Scrape | None) -> Case:
     case = Case(Readings(_scrape(url), before))
     if not case.kaiseki:
         return case
-    state, requests = _ask(url, "state", key), _ask(url, f"requests?limit={RECENT}", key)
+    state, requests = _ask(url, "state", key), _ask(url, "requests", key, {"limit": str(RECENT)})
     return Case(case.readings, state, requests.get("requests", ()))
 
 
@@ -77,21 +76,13 @@ def _scrape(url: str) -> Scrape:
         fail(f"{url}/metrics is no page for Prometheus: {error}")
 
 
-def _ask(url: str, what: str, key: str | None) -> dict[str, Any]:
+def _ask(url: str, what: str, key: str | None, query: dict[str, str] | None = None) -> dict[str, Any]:
     """A document under /kaiseki/v1; without a key that may see it, the metrics have to do."""
-    import httpx
-
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    try:
-        answer = httpx.get(f"{url}/kaiseki/v1/{what}", headers=headers, timeout=30.0)
-        document = answer.json()
-    except (httpx.HTTPError, ValueError) as error:
-        fail(f"cannot read {url}/kaiseki/v1/{what}: {error}")
-    if answer.status_code == 401:
+    status, document = ask(url, key, what, query)
+    if status == 401:
         note = f"kaiseki: {url} wants an operator's key for its settings (--key); judging by metrics alone"
         print(note, file=sys.stderr)
-        return {}
-    return document if isinstance(document, dict) and answer.status_code == 200 else {}
+    return document if status == 200 else {}
 
 
 def _wait(seconds: float) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kaiseki.commands.asking import DEFAULT_URL, ApiKey, ask
 from kaiseki.commands.common import FINDING, USAGE, JsonFile, fail, write_json
 from kaiseki.commands.told import page_of_request, page_of_slot, page_of_tenant, show
 
 if TYPE_CHECKING:
     from kaiseki.observe.recorder.reading import Recording
-
-DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def explain(
@@ -37,9 +37,7 @@ def explain(
     slot: Annotated[
         int | None, typer.Option(min=0, help="Why was this slot's batch what it was?", show_default=False)
     ] = None,
-    key: Annotated[
-        str | None, typer.Option(help="API key.", envvar="KAISEKI_API_KEY", show_default=False)
-    ] = None,
+    key: ApiKey = None,
     json: JsonFile = None,
 ) -> None:
     """Tell a request's life: what it waited for, who went before it, what would have helped.
@@ -134,23 +132,11 @@ def fetch_request(request_id: str, url: str, key: str | None) -> dict[str, Any]:
 
 
 def _fetch(url: str, key: str | None, route: str, query: dict[str, str]) -> dict[str, Any]:
-    import httpx
-
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    target = f"{url.rstrip('/')}/kaiseki/v1/{route}"
-    try:
-        answer = httpx.get(target, params=query, headers=headers, timeout=30.0)
-        document = answer.json()
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        fail(f"cannot reach {url}: {error}")
-    except ValueError:
-        fail(f"{url} does not answer like a Kaiseki server")
-    if not isinstance(document, dict):
-        fail(f"{url} does not answer like a Kaiseki server")
-    if answer.status_code != 200:
+    status, document = ask(url, key, route, query)
+    if status != 200:
         told = document.get("error")
-        message = told.get("message") if isinstance(told, dict) else answer.text
-        if answer.status_code == 401:
+        message = told.get("message") if isinstance(told, dict) else dumps(document)
+        if status == 401:
             message = f"{message} Give it with --key or in KAISEKI_API_KEY."
-        fail(f"{url}: {message}", FINDING if answer.status_code == 404 else USAGE)
+        fail(f"{url}: {message}", FINDING if status == 404 else USAGE)
     return document

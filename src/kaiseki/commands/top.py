@@ -9,16 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
+from kaiseki.commands.asking import DEFAULT_URL, ApiKey, with_key
 from kaiseki.commands.common import fail
-from kaiseki.commands.explain import DEFAULT_URL, fetch_request
+from kaiseki.commands.explain import fetch_request
 from kaiseki.commands.told import lines_of, page_of_request
 
 
 def top(
     url: Annotated[str, typer.Option(help="Where the server is.")] = DEFAULT_URL,
-    key: Annotated[
-        str | None, typer.Option(help="API key.", envvar="KAISEKI_API_KEY", show_default=False)
-    ] = None,
+    key: ApiKey = None,
     interval_ms: Annotated[int, typer.Option(min=100, max=10_000, help="Time between two pictures.")] = 1000,
 ) -> None:
     """Watch a server: who runs, who waits and why, attainment and shares.
@@ -52,12 +51,12 @@ async def _documents(url: str, key: str | None, interval_ms: int) -> AsyncIterat
     """
     import httpx
 
-    headers = {"authorization": f"Bearer {key}"} if key else {}
     target = f"{url.rstrip('/')}/kaiseki/v1/live"
+    every = {"interval_ms": interval_ms}
     try:
         async with (
             httpx.AsyncClient(timeout=httpx.Timeout(30.0)) as client,
-            client.stream("GET", target, params={"interval_ms": interval_ms}, headers=headers) as answer,
+            client.stream("GET", target, params=every, headers=with_key(key)) as answer,
         ):
             if answer.status_code != 200:
                 await answer.aread()

@@ -36,6 +36,8 @@ _SHORT_IN = {
 }
 
 
+BODY_ID_PREFIXES = ("chatcmpl-", "cmpl-")
+"""What an id has before it in the bodies of answers."""
 MOST_TOLD = 32
 """Most parts that a wait is told in; smaller ones are put together by reason."""
 

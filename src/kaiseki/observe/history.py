@@ -48,6 +48,15 @@ class Ring:
         self._data[self._written % self._data.size] = fields
         self._written += 1
 
+    def newest(self, most: int) -> npt.NDArray[np.void]:
+        """A copy of the last records, at most so many, oldest first."""
+        size = self._data.size
+        count = min(most, self._written, size)
+        end = self._written % size
+        if count <= end:
+            return self._data[end - count : end].copy()
+        return np.concatenate([self._data[size - (count - end) :], self._data[:end]])
+
     def read(self) -> npt.NDArray[np.void]:
         """A copy of what is kept, oldest first."""
         if self._written <= self._data.size:

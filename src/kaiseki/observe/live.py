@@ -49,8 +49,8 @@ class Slots:
 
     def since(self, slot: int) -> tuple[Records, Records]:
         """STEP[n] and CHUNK[m] of executed slots after `slot`, the last MOST_SLOTS of them."""
-        steps = self._steps.read()
-        steps = steps[steps["slot"] > slot][-MOST_SLOTS:]
+        steps = self._steps.newest(MOST_SLOTS)
+        steps = steps[steps["slot"] > slot]
         chunks = self._chunks.read()
         wanted = steps["slot"]
         if not wanted.size:
@@ -125,7 +125,7 @@ class Live:
     def _waiting(self) -> list[Shown]:
         """Waiting requests that were looked at or came last: who is next, not everybody."""
         t, ids = self._s.table, self._s.life.ids
-        seqs = self._history.records.read()["seq"][-8 * MOST_RUNNING :]
+        seqs = self._history.records.newest(8 * MOST_RUNNING)["seq"]
         latest = np.unique(seqs)[::-1]
         found = []
         for seq in latest.tolist():
@@ -205,7 +205,7 @@ class Live:
         return {seq: story for seq, story in stories.items() if story is not None and self._mine(story)}
 
     def _marks(self, since: int, names: dict[int, str]) -> Iterator[list[Any]]:
-        records = self._history.records.read()[-(1 << 13) :]
+        records = self._history.records.newest(1 << 13)
         records = records[(records["slot"] > since) & np.isin(records["event"], MARKED)]
         for record in records[np.isin(records["seq"], list(names))].tolist():
             _, t_ns, seq, event, reason, _, _ = record

@@ -9,6 +9,7 @@ from pydantic_core import to_json
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
+from kaiseki.observe.explain import BODY_ID_PREFIXES
 from kaiseki.observe.exposition import expose
 from kaiseki.observe.recorder.batch import explain_slot
 from kaiseki.observe.recorder.reading import Recording
@@ -24,7 +25,6 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _TOLD = {"scheduling", "memory", "classes"}
 """Sections of the settings in the state document; the others name keys and machines."""
 MOST_DIGITS = 15
-BODY_ID_PREFIXES = ("chatcmpl-", "cmpl-")
 
 
 async def models(http: HttpRequest, service: Service) -> Response:

@@ -162,10 +162,9 @@ def _engine(settings: Settings, progress: Progress, child: Child | None) -> tupl
     try:
         folder = resolve_model(wanted.model, progress=progress)
         progress(f"loading {folder.name}", 0, 0)
-        shape = pool_shape(
-            AutoConfig.from_pretrained(folder, local_files_only=True), 1, block, DTYPES[wanted.dtype]
-        )
-        most = AutoConfig.from_pretrained(folder, local_files_only=True).max_position_embeddings
+        model = AutoConfig.from_pretrained(folder, local_files_only=True)
+        shape = pool_shape(model, 1, block, DTYPES[wanted.dtype])
+        most = model.max_position_embeddings
         blocks = _blocks(settings, shape.bytes, min(most, wanted.max_context or most))
         memory = settings.memory
         host = memory.host_tokens // block

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from kaiseki.core.endings import Ending
 from kaiseki.core.reasons import Finish, Outcome, Reason
 from kaiseki.core.requests import Begun, OnLate, Request, ServiceClass
-from kaiseki.observe.explain import explain
+from kaiseki.observe.explain import BODY_ID_PREFIXES, explain
 from kaiseki.observe.history import History, Limits, Story
 from kaiseki.observe.recorder.layout import Kind
 from kaiseki.observe.recorder.reading import Frame, Recording
@@ -78,10 +78,6 @@ def endings(sections: dict[str, npt.NDArray[Any]], name_of: dict[int, str]) -> I
         if seq in name_of:
             how = Outcome(outcome), Finish(finish), Reason(reason)
             yield Ending(name_of[seq], row, seq, tenant, cls, *how, *rest)
-
-
-BODY_ID_PREFIXES = ("chatcmpl-", "cmpl-")
-"""What an id has before it in the bodies of answers."""
 
 
 def explain_recorded(recording: Recording, request_id: str) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from kaiseki.policies.registry import load as policy
 from kaiseki.sim import cluster as clusters
 from kaiseki.sim.experiments.rows import Experiment, Row, change, percent
-from kaiseki.sim.experiments.setting import case_on, of_lengths, with_links
+from kaiseki.sim.experiments.setting import CHATS, case_on, of_lengths, with_links
 from kaiseki.sim.run import simulate
 from kaiseki.work.lengths import LogNormal
 
@@ -15,12 +15,6 @@ PROMPT, OUTPUT = LogNormal(2_000, 1.0, 50, 30_000), LogNormal(150, 0.8, 5, 1_000
 RPS = 5.0
 GB_S = 10.0
 """Of the link: little enough that prompts that end together are in each other's way."""
-PLAN = """
-classes:
-  chat: {ttft_ms: 1000, ttft_per_lone: 3, tbt_ms: 250}
-assign:
-  - {class: chat}
-"""
 
 
 def rows(requests: int) -> Iterator[Row]:
@@ -34,7 +28,7 @@ def rows(requests: int) -> Iterator[Row]:
         "at most 4, 30 % head-room": described,
     }
     found = {
-        name: simulate(case_on(one, load, PLAN, requests), policy("kaiseki")) for name, one in kinds.items()
+        name: simulate(case_on(one, load, CHATS, requests), policy("kaiseki")) for name, one in kinds.items()
     }
     for name, run in found.items():
         link = next(iter(run["links"].values()))

@@ -17,6 +17,13 @@ from kaiseki.work.oneshot import OneShot
 from kaiseki.work.shaping import Shape
 
 SEED = 1
+CHATS = """
+classes:
+  chat: {ttft_ms: 1000, ttft_per_lone: 3, tbt_ms: 250}
+assign:
+  - {class: chat}
+"""
+"""Chats across a fleet in two parts: a TTFT that leaves time for the way, one class, one tenant."""
 
 
 def of_lengths(prompt: Lengths, output: Lengths, rps: float) -> Stream:

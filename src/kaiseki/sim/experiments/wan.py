@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from kaiseki.policies.registry import load as policy
 from kaiseki.sim import cluster as clusters
 from kaiseki.sim.experiments.rows import Experiment, Row, percent
-from kaiseki.sim.experiments.setting import case_on, of_lengths, with_links, with_pools
+from kaiseki.sim.experiments.setting import CHATS, case_on, of_lengths, with_links, with_pools
 from kaiseki.sim.run import simulate
 from kaiseki.work.lengths import LogNormal
 
@@ -18,12 +18,6 @@ GB_S = 12.5
 DISTANCES_MS = (0.01, 5.0, 20.0, 50.0)
 SLOTS_MS = (0.0, 10.0, 50.0)
 """What a slot lasts at least: 0 is as long as its step."""
-PLAN = """
-classes:
-  chat: {ttft_ms: 1000, ttft_per_lone: 3, tbt_ms: 250}
-assign:
-  - {class: chat}
-"""
 
 
 def rows(requests: int) -> Iterator[Row]:
@@ -31,14 +25,14 @@ def rows(requests: int) -> Iterator[Row]:
     described, load = clusters.load("70b-4p-4d-h100"), of_lengths(PROMPT, OUTPUT, RPS)
     for distance_ms in DISTANCES_MS:
         far = with_links(described, gb_s=GB_S, latency_us=distance_ms * 1e3, feedback_us=distance_ms * 1e3)
-        run = simulate(case_on(far, load, PLAN, requests), policy("kaiseki"))
+        run = simulate(case_on(far, load, CHATS, requests), policy("kaiseki"))
         yield Row(f"{distance_ms:g} ms apart: attained, %", percent(run["attainment"]))
         yield Row(f"{distance_ms:g} ms apart: longest gap, ms", run["tbt_ms"]["max"])
         if distance_ms != DISTANCES_MS[-1]:
             continue
         for slot_ms in SLOTS_MS[1:]:
             slow = simulate(
-                case_on(with_pools(far, host_ms=slot_ms), load, PLAN, requests), policy("kaiseki")
+                case_on(with_pools(far, host_ms=slot_ms), load, CHATS, requests), policy("kaiseki")
             )
             yield Row(
                 f"{distance_ms:g} ms apart, {slot_ms:g} ms more per slot: attained, %",
